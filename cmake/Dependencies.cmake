@@ -1,0 +1,69 @@
+# The libraries that the project stands on. Every one is looked up through CMAKE_PREFIX_PATH first, so that modules,
+# Spack, conda and the project-local prefix of scripts/bootstrap.sh all work.
+find_package(Threads REQUIRED)
+find_package(nlohmann_json REQUIRED)
+find_package(PkgConfig REQUIRED)
+
+# --- torch: only torch_cpu and c10 are linked. The package's own CMake file asks for a CUDA toolkit whenever the wheel
+# was built for CUDA, even where only the CPU side is wanted.
+set(FEDSHARD_PYTHON "" CACHE FILEPATH "The Python whose torch is used (empty: .venv, then python3)")
+if(NOT FEDSHARD_PYTHON)
+  if(EXISTS "${PROJECT_SOURCE_DIR}/.venv/bin/python")
+    set(FEDSHARD_PYTHON "${PROJECT_SOURCE_DIR}/.venv/bin/python" CACHE FILEPATH "" FORCE)
+  else()
+    find_program(FEDSHARD_PYTHON NAMES python3 REQUIRED)
+  endif()
+endif()
+execute_process(COMMAND "${FEDSHARD_PYTHON}" -c "import importlib.util as u, importlib.metadata as m; print(u.find_spec('torch').submodule_search_locations[0]); print(m.version('torch'))"
+                OUTPUT_VARIABLE torch_report RESULT_VARIABLE torch_status ERROR_QUIET OUTPUT_STRIP_TRAILING_WHITESPACE)
+if(NOT torch_status EQUAL 0)
+  message(FATAL_ERROR "${FEDSHARD_PYTHON} has no torch. Run scripts/bootstrap.sh, or give -DFEDSHARD_PYTHON=<python with torch 2.13>.")
+endif()
+string(REPLACE "\n" ";" torch_report "${torch_report}")
+list(GET torch_report 0 FEDSHARD_TORCH)
+list(GET torch_report 1 FEDSHARD_TORCH_VERSION)
+if(NOT FEDSHARD_TORCH_VERSION MATCHES "^2\\.13\\.")
+  message(FATAL_ERROR "torch ${FEDSHARD_TORCH_VERSION} (of ${FEDSHARD_PYTHON}) is not supported: fedshard is tested with torch 2.13. "
+                      "Install torch 2.13.0, or point FEDSHARD_PYTHON at a Python that has it.")
+endif()
+message(STATUS "torch ${FEDSHARD_TORCH_VERSION} in ${FEDSHARD_TORCH}")
+
+add_library(torch_headers INTERFACE)
+target_include_directories(torch_headers SYSTEM INTERFACE "${FEDSHARD_TORCH}/include" "${FEDSHARD_TORCH}/include/torch/csrc/api/include")
+target_compile_definitions(torch_headers INTERFACE USE_C10D_GLOO USE_DISTRIBUTED)
+foreach(lib c10 torch_cpu)
+  add_library(${lib} SHARED IMPORTED)
+  set_target_properties(${lib} PROPERTIES IMPORTED_LOCATION "${FEDSHARD_TORCH}/lib/lib${lib}.so")
+endforeach()
+target_link_libraries(torch_headers INTERFACE torch_cpu c10)
+
+# --- fmt: torch carries it. The torch-free rooms see nothing of torch but this one folder.
+file(MAKE_DIRECTORY "${CMAKE_BINARY_DIR}/include-fmt")
+file(CREATE_LINK "${FEDSHARD_TORCH}/include/fmt" "${CMAKE_BINARY_DIR}/include-fmt/fmt" SYMBOLIC)
+add_library(fmt_headers INTERFACE)
+target_include_directories(fmt_headers SYSTEM INTERFACE "${CMAKE_BINARY_DIR}/include-fmt")
+target_compile_definitions(fmt_headers INTERFACE FMT_HEADER_ONLY)
+
+# --- Gloo's headers, which the wheels leave out. Never link Debian's libgloo: libtorch_cpu exports its own.
+find_path(GLOO_INCLUDE NAMES gloo/config.h REQUIRED)
+add_library(gloo_headers INTERFACE)
+target_include_directories(gloo_headers SYSTEM INTERFACE "${GLOO_INCLUDE}")
+
+# --- plain libraries, as imported targets named after what they are.
+function(fedshard_find target header library)
+  find_path(${target}_INCLUDE NAMES ${header} REQUIRED)
+  add_library(${target} INTERFACE)
+  target_include_directories(${target} SYSTEM INTERFACE "${${target}_INCLUDE}")
+  if(library)
+    find_library(${target}_LIBRARY NAMES ${library} REQUIRED)
+    target_link_libraries(${target} INTERFACE "${${target}_LIBRARY}")
+  endif()
+endfunction()
+fedshard_find(cli11 CLI/CLI.hpp "")
+fedshard_find(tomlplusplus toml++/toml.h tomlplusplus)
+target_compile_definitions(tomlplusplus INTERFACE TOML_HEADER_ONLY=0)
+fedshard_find(simdjson simdjson.h simdjson)
+fedshard_find(pcre2 pcre2.h pcre2-8)
+target_compile_definitions(pcre2 INTERFACE PCRE2_CODE_UNIT_WIDTH=8)
+fedshard_find(xxhash xxhash.h xxhash)
+fedshard_find(zmq zmq.hpp zmq)

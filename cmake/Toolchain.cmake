@@ -1,0 +1,30 @@
+# Warnings, sanitizers and the compiler cache, for our own targets only.
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+endif()
+set(CMAKE_CXX_FLAGS_RELEASE "-O2 -g1")
+set(CMAKE_CXX_FLAGS_DEBUG "-O0 -g -D_GLIBCXX_ASSERTIONS")
+
+find_program(CCACHE ccache)
+if(CCACHE)
+  # A precompiled header is only cacheable when ccache hashes the preprocessed text and forgives its time stamps.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
+      CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${CCACHE})
+endif()
+
+add_library(fedshard_options INTERFACE)
+target_include_directories(fedshard_options INTERFACE "${PROJECT_SOURCE_DIR}")
+target_compile_options(fedshard_options INTERFACE -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual)
+if(CCACHE AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  target_compile_options(fedshard_options INTERFACE -fpch-preprocess)
+endif()
+if(FEDSHARD_WERROR)
+  target_compile_options(fedshard_options INTERFACE -Werror)
+endif()
+if(FEDSHARD_SANITIZE)
+  foreach(kind ${FEDSHARD_SANITIZE})
+    target_compile_options(fedshard_options INTERFACE -fsanitize=${kind})
+    target_link_options(fedshard_options INTERFACE -fsanitize=${kind})
+  endforeach()
+  target_compile_options(fedshard_options INTERFACE -fno-omit-frame-pointer)
+endif()
