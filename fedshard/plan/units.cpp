@@ -1,0 +1,73 @@
+#include "fedshard/plan/units.h"
+
+#include <numeric>
+#include <set>
+
+#include "fedshard/base/error.h"
+
+namespace fedshard::plan {
+
+using base::fail;
+using base::UsageError;
+
+std::int64_t ParameterSpec::numel() const {
+  return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
+}
+
+std::int64_t UnitSpec::numel() const { return offset_of(static_cast<int>(parameters.size())); }
+
+std::int64_t UnitSpec::offset_of(int parameter) const {
+  std::int64_t offset = 0;
+  for (int i = 0; i < parameter; ++i) offset += parameters[i].numel();
+  return offset;
+}
+
+std::int64_t ModelPlan::numel() const { return global_offset(static_cast<int>(units.size())); }
+
+std::int64_t ModelPlan::global_offset(int unit) const {
+  std::int64_t offset = 0;
+  for (int u = 0; u < unit; ++u) offset += units[u].numel();
+  return offset;
+}
+
+namespace {
+
+void validate_parameters(const ModelPlan& plan) {
+  std::set<std::string> names;
+  for (const UnitSpec& unit : plan.units) {
+    if (unit.parameters.empty()) fail<UsageError>("unit '{}' has no parameters; leave it out", unit.name);
+    for (const ParameterSpec& parameter : unit.parameters) {
+      for (const std::int64_t size : parameter.shape) {
+        if (size < 1) fail<UsageError>("parameter '{}' has a dimension of {}", parameter.name, size);
+      }
+      if (!names.insert(parameter.name).second) {
+        fail<UsageError>("two parameters have the name '{}'; a tied parameter belongs to one unit", parameter.name);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void ModelPlan::validate() const {
+  validate_parameters(*this);
+  if (stages.empty()) fail<UsageError>("the model has no stages");
+  std::vector<std::vector<int>> uses(units.size());
+  const int last = static_cast<int>(stages.size()) - 1;
+  for (int s = 0; s <= last; ++s) {
+    if (stages[s].unit < 0 || stages[s].unit >= static_cast<int>(units.size())) {
+      fail<UsageError>("stage '{}' uses unit {}, but the model has {} units", stages[s].name, stages[s].unit,
+                       units.size());
+    }
+    uses[stages[s].unit].push_back(s);
+  }
+  for (std::size_t u = 0; u < units.size(); ++u) {
+    if (uses[u].empty()) fail<UsageError>("no stage uses unit '{}'", units[u].name);
+    if (uses[u].size() > 1 && uses[u] != std::vector<int>{0, last}) {
+      fail<UsageError>("unit '{}' is used by {} stages; only the first and the last stage may share a unit",
+                       units[u].name, uses[u].size());
+    }
+  }
+}
+
+}  // namespace fedshard::plan
