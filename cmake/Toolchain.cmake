@@ -15,6 +15,8 @@ endif()
 add_library(fedshard_options INTERFACE)
 target_include_directories(fedshard_options INTERFACE "${PROJECT_SOURCE_DIR}")
 target_compile_options(fedshard_options INTERFACE -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual)
+# Position-independent everywhere, by one flag: libraries and executables share a precompiled header.
+target_compile_options(fedshard_options INTERFACE -fPIC)
 if(CCACHE AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   target_compile_options(fedshard_options INTERFACE -fpch-preprocess)
 endif()

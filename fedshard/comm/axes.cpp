@@ -1,0 +1,43 @@
+#include "fedshard/comm/axes.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "fedshard/base/error.h"
+#include "fedshard/comm/ring.h"
+
+namespace fedshard::comm {
+namespace {
+
+std::unique_ptr<Communicator> make(std::string name, std::vector<int> ranks, int rank, Backend& backend,
+                                   TrafficCounter& counter) {
+  const auto place = std::find(ranks.begin(), ranks.end(), rank);
+  base::require(place != ranks.end(), "rank {} is not a member of the {}", rank, name);
+  Members members{std::move(name), ranks, static_cast<int>(place - ranks.begin())};
+  auto transport = members.size() > 1 ? backend.connect(members) : nullptr;
+  return make_ring_communicator(std::move(members), std::move(transport), counter);
+}
+
+}  // namespace
+
+Axes make_axes(const topology::Layout& layout, int rank, Backend& backend, TrafficCounter& counter) {
+  const topology::Coordinates at = layout.at(rank);
+  Axes axes;
+  axes.shard = make(fmt::format("shard axis of group {}, replica {}", at.group, at.replica), layout.shard_peers(rank),
+                    rank, backend, counter);
+  axes.replica = make(fmt::format("replica axis of group {}, shard {}", at.group, at.shard), layout.replica_peers(rank),
+                      rank, backend, counter);
+  axes.group = make(fmt::format("group {}", at.group), layout.group_peers(rank), rank, backend, counter);
+  axes.federation = make(fmt::format("federation axis of replica {}, shard {}", at.replica, at.shard),
+                         layout.twins(rank), rank, backend, counter);
+  return axes;
+}
+
+std::vector<int> groups_by_rank(const topology::Layout& layout) {
+  std::vector<int> groups;
+  for (int rank = 0; rank < layout.world(); ++rank) groups.push_back(layout.group_of(rank));
+  return groups;
+}
+
+}  // namespace fedshard::comm
