@@ -1,8 +1,8 @@
 // What a model is to the engine: units of parameters (plan/units.h) and, for each stage, a function of tensors. A user
 // shards a model of their own by writing these; Llama (nn/llama.h) is one of them.
 //
-// A stage sees its unit's whole parameters as views into the gathered buffer, in the order of UnitSpec::parameters and in
-// the compute dtype. It must not keep them beyond the call, except through autograd, which the engine accounts for.
+// A stage sees its unit's whole parameters as views into the gathered buffer, in the order of UnitSpec::parameters and
+// in the compute dtype. It must not keep them beyond the call, except through autograd, which the engine accounts for.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -25,7 +25,8 @@ using Parameters = std::span<const at::Tensor>;
 
 // The first stage gets an undefined input and reads batch.tokens; each other stage gets its predecessor's output; the
 // last one returns the sum (not the mean) over the unmasked positions of the cross-entropy, a 0-dim fp32 tensor.
-using StageFunction = std::function<at::Tensor(Parameters parameters, const at::Tensor& input, const MicroBatch& batch)>;
+using StageFunction =
+    std::function<at::Tensor(Parameters parameters, const at::Tensor& input, const MicroBatch& batch)>;
 
 struct Model {
   plan::ModelPlan plan;
