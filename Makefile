@@ -1,0 +1,39 @@
+# The commands a person needs. Each does all it needs on a fresh Debian-like machine; scripts/bootstrap.sh says how.
+.DEFAULT_GOAL := help
+.PHONY: help build demo test test-all format clean distclean
+
+help:
+	@echo "make build      the program, at build/release/fedshard"
+	@echo "make demo       trains a small Llama on real text, FSDP against FL+HSDP (TEXT=folder: on your own *.txt, *.md)"
+	@echo "make test       unit tests and pytest"
+	@echo "make test-all   the same with long property tests, and the unit tests under sanitizers"
+	@echo "make format     formats the C++ code"
+	@echo "make clean      removes build/; make distclean also .venv, .deps and .cache"
+
+build:
+	@scripts/bootstrap.sh build
+	@scripts/build.sh release fedshard
+
+demo:
+	@scripts/bootstrap.sh demo
+	@scripts/build.sh release fedshard
+	@scripts/demo_text.sh .cache/demo/text
+	@scripts/demo.sh .cache/demo
+
+test:
+	@scripts/bootstrap.sh test
+	@scripts/test.sh
+
+test-all:
+	@scripts/bootstrap.sh test
+	@scripts/test.sh all
+
+format:
+	@scripts/bootstrap.sh test
+	@find fedshard tests cmake examples -name '*.h' -o -name '*.cpp' | xargs .venv/bin/clang-format -i
+
+clean:
+	rm -rf build
+
+distclean: clean
+	rm -rf .venv .deps .cache

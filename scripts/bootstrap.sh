@@ -1,0 +1,337 @@
+#!/usr/bin/env bash
+# scripts/bootstrap.sh [build|demo|test]: finds what fedshard needs, brings only what is missing, and writes .deps/env.sh
+# for the other scripts. Nothing outside the working tree is touched, except by apt-get where we are root or may use sudo.
+# One surprising decision: .venv always exists. Where the active Python already has torch 2.13, .venv borrows that torch
+# through one .pth line, so that test packages never go into somebody else's environment.
+#
+# Environment: CMAKE_PREFIX_PATH, CPATH, LIBRARY_PATH, PKG_CONFIG_PATH  where libraries are looked for (modules, Spack, conda)
+#              CXX                     the compiler (C++20)
+#              FEDSHARD_PYTHON         the Python whose torch 2.13 is to be used
+#              FEDSHARD_FORCE_LOCAL=1  do as an unprivileged user on a machine without the libraries would
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+torch_version=2.13.0
+mode=${1:-build}
+[[ $mode == build || $mode == demo || $mode == test ]] || die "usage: scripts/bootstrap.sh [build|demo|test], not '$mode'"
+force_local=${FEDSHARD_FORCE_LOCAL:-}
+began=$SECONDS
+
+exec 9>"$deps/lock" # two `make` at once: the second waits
+has flock && { flock -n 9 || { say "waiting for another bootstrap" && flock 9; }; }
+: >"$log"
+
+# header, library (or -), pkg-config name (or -), Debian package
+libraries=(
+  "CLI/CLI.hpp         -           -             libcli11-dev"
+  "toml++/toml.h       tomlplusplus tomlplusplus libtomlplusplus-dev"
+  "nlohmann/json.hpp   -           nlohmann_json nlohmann-json3-dev"
+  "simdjson.h          simdjson    simdjson      libsimdjson-dev"
+  "pcre2.h             pcre2-8     libpcre2-8    libpcre2-dev"
+  "xxhash.h            xxhash      libxxhash     libxxhash-dev"
+  "zmq.h               zmq         libzmq        libzmq3-dev"
+  "zmq.hpp             -           -             cppzmq-dev"
+  "gloo/config.h       -           -             libgloo-dev"
+)
+[[ $mode == test ]] && libraries+=("gtest/gtest.h gtest gtest libgtest-dev")
+
+# --- Finding. Everything here is quick; nothing is cached, so that a changed environment is seen at once.
+
+works_as_compiler() {
+  has "$1" && printf '#include <concepts>\n#include <span>\n#include <stop_token>\nstatic_assert(std::integral<int>);\n' |
+    "$1" -std=c++20 -x c++ -fsyntax-only - >/dev/null 2>&1
+}
+
+find_compiler() {
+  local candidate
+  for candidate in ${CXX:-} c++ g++ g++-14 g++-13 g++-12 g++-11 clang++ "$deps/bin/g++"; do
+    if works_as_compiler "$candidate"; then compiler=$candidate && return 0; fi
+    [[ $candidate != "${CXX:-}" ]] || die "CXX=$CXX does not compile C++20: set CXX to g++ 11 or later, or unset it"
+  done
+  compiler=
+}
+
+new_enough_cmake() {
+  local version
+  version=$("$1" --version 2>/dev/null | awk 'NR == 1 { print $3 }') || return 1
+  [[ $version =~ ^([0-9]+)\.([0-9]+) ]] && ((BASH_REMATCH[1] > 3 || (BASH_REMATCH[1] == 3 && BASH_REMATCH[2] >= 22)))
+}
+
+# Fills `include_dirs` and `library_dirs`, in the order in which CMake looks.
+collect_dirs() {
+  local prefix name prefixes=() fields
+  IFS=: read -r -a prefixes <<<"${CMAKE_PREFIX_PATH:-}"
+  IFS=: read -r -a include_dirs <<<"${CPATH:-}:${CPLUS_INCLUDE_PATH:-}"
+  IFS=: read -r -a library_dirs <<<"${LIBRARY_PATH:-}"
+  prefixes+=("$deps/usr")
+  # With a compiler of our own in .deps the system's headers are out of reach, and are not searched.
+  if [[ -z $force_local && $compiler != "$deps"/* ]]; then
+    prefixes+=(/usr/local /usr)
+    if has pkg-config; then
+      for fields in "${libraries[@]}"; do
+        read -r _ _ name _ <<<"$fields"
+        prefix=$([[ $name == - ]] || pkg-config --variable=prefix "$name" 2>/dev/null) || true
+        if [[ -n $prefix && " ${prefixes[*]} " != *" $prefix "* ]]; then
+          prefixes+=("$prefix") extra_prefixes+=("$prefix")
+        fi
+      done
+    fi
+  fi
+  for prefix in "${prefixes[@]}"; do
+    [[ -n $prefix ]] || continue
+    include_dirs+=("$prefix/include" "$prefix/include/$multiarch")
+    library_dirs+=("$prefix/lib" "$prefix/lib64" "$prefix/lib/$multiarch")
+  done
+}
+
+is_file_in() { # NAME FOLDER...
+  local name=$1 folder
+  shift
+  for folder in "$@"; do [[ -n $folder && -e $folder/$name ]] && return 0; done
+  return 1
+}
+
+# Fills `missing` with "what Debian-package" lines.
+find_libraries() {
+  local header library package fields
+  extra_prefixes=()
+  collect_dirs
+  for fields in "${libraries[@]}"; do
+    read -r header library _ package <<<"$fields"
+    if ! is_file_in "$header" "${include_dirs[@]}" || { [[ $library != - ]] &&
+      ! is_file_in "lib$library.so" "${library_dirs[@]}" && ! is_file_in "lib$library.a" "${library_dirs[@]}"; }; then
+      missing+=("$header $package")
+    fi
+  done
+}
+
+# probe PYTHON: "3.11 <base interpreter> <torch version or none> <folder that holds torch>"
+probe() {
+  "$1" - <<'PY' 2>/dev/null
+import importlib.metadata as m, os, sys
+try:
+    d = m.distribution("torch")
+    version, folder = d.version, os.path.realpath(d.locate_file(""))
+except m.PackageNotFoundError:
+    version, folder = "none", "-"
+base = getattr(sys, "_base_executable", None) or sys.executable
+print("%d.%d" % sys.version_info[:2], base, version, folder, sep="\t")
+PY
+}
+
+supported_python() { [[ $1 =~ ^3\.1[0-4]$ ]]; }
+
+# Sets `python` (the interpreter that makes .venv) and `borrowed` (the folder of a torch to borrow, or nothing).
+find_python() {
+  local candidate report version base torch folder
+  python='' borrowed=''
+  for candidate in ${FEDSHARD_PYTHON:-python3 python3.13 python3.12 python3.11 python3.10}; do
+    report=$(probe "$candidate") || {
+      [[ -z ${FEDSHARD_PYTHON:-} ]] || die "FEDSHARD_PYTHON=$FEDSHARD_PYTHON does not run"
+      continue
+    }
+    IFS=$'\t' read -r version base torch folder <<<"$report"
+    if [[ $folder == "$root/.venv"/* ]]; then torch=none; fi # our own .venv is active
+    if [[ $torch == 2.13.* ]] && supported_python "$version"; then
+      python=$(command -v "$candidate") borrowed=$folder
+      return
+    fi
+    [[ -z ${FEDSHARD_PYTHON:-} ]] ||
+      die "FEDSHARD_PYTHON=$FEDSHARD_PYTHON is Python $version with torch $torch; fedshard needs Python 3.10 to 3.14 with torch 2.13"
+    if [[ $torch != none && $torch != 2.13.* ]]; then
+      say "warning: torch $torch of $(command -v "$candidate") is not used: fedshard is tested with torch 2.13; .venv gets $torch_version"
+    fi
+    if [[ -z $python ]] && supported_python "$version"; then python=$base; fi
+  done
+}
+
+# --- Bringing what is missing.
+
+privilege() { # how apt-get may install: "" (as root), "sudo -n", or "none"
+  if [[ -n $force_local ]] || ! has apt-get; then
+    echo none
+  elif [[ $(id -u) == 0 ]]; then
+    echo ""
+  elif has sudo && sudo -n true 2>/dev/null; then
+    echo "sudo -n"
+  else
+    echo none
+  fi
+}
+
+install_packages() { # PRIVILEGE PACKAGE...; the privilege is split into words
+  local as=$1
+  shift
+  $as apt-get -q -o DPkg::Lock::Timeout=300 update || true
+  $as env DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=300 install --no-install-recommends "$@"
+}
+
+unpack_libraries() { # PACKAGE...
+  apt_lists
+  if [[ -n $force_local ]]; then
+    apt_status="$deps/apt/nothing-installed"
+    : >"$apt_status"
+  fi
+  local closure
+  closure=$(apt_closure "$@")
+  [[ -n $closure ]] || {
+    echo "apt has nothing to add for $*, yet their files were not found"
+    return 1
+  }
+  apt_unpack "$deps" $closure
+}
+
+# A whole compiler below .deps/toolchain, which is its own sysroot: it needs the C library's files for linking even
+# where the same library runs the system, so these are fetched in any case. Programs that it links run on the system's.
+unpack_toolchain() {
+  local tc="$deps/toolchain" tool file
+  apt_lists
+  apt_unpack "$tc" $(apt_closure g++) libc6 libgcc-s1 libstdc++6
+  mkdir -p "$tc/runtime" "$deps/bin" "$deps/usr/lib/$multiarch"
+  # The compiler's own libraries, kept apart from the C library: a loader and a C library of two builds do not mix.
+  for file in "$tc/usr/lib/$multiarch"/*.so.*; do
+    dpkg-deb --fsys-tarfile "$deps"/apt/debs/libc6_*.deb | tar -t | grep -q "/${file##*/}\$" || ln -sfn "$file" "$tc/runtime/"
+  done
+  for file in "$tc/usr/lib/$multiarch"/lib{asan,tsan,ubsan}.so.*; do ln -sfn "$file" "$deps/usr/lib/$multiarch/"; done
+  for tool in gcc g++; do
+    cat >"$deps/bin/$tool" <<WRAPPER
+#!/bin/sh
+# The unpacked compiler, told where its headers, libraries and helpers are.
+LD_LIBRARY_PATH="$tc/runtime\${LD_LIBRARY_PATH:+:\$LD_LIBRARY_PATH}" PATH="$tc/usr/bin:\$PATH"
+export LD_LIBRARY_PATH PATH
+exec "$tc/usr/bin/$tool" --sysroot="$tc" -Wl,-rpath-link,/usr/lib/$multiarch:/lib/$multiarch "\$@"
+WRAPPER
+    chmod +x "$deps/bin/$tool"
+  done
+}
+
+bring_system_packages() {
+  local as packages=() wanted=() line
+  for line in "${missing[@]}"; do packages+=("${line##* }"); done
+  wanted=("${packages[@]}")
+  as=$(privilege)
+  if [[ $as != none ]]; then
+    [[ -n $compiler ]] || wanted+=(g++)
+    [[ -n $cmake ]] || wanted+=(cmake)
+    [[ -n $ninja ]] || wanted+=(ninja-build)
+    if [[ -z $python ]]; then
+      wanted+=(python3 python3-venv)
+    elif [[ -z $pip_ready ]]; then
+      wanted+=(python3-venv)
+    fi
+    ((${#wanted[@]})) || return 0
+    step "apt-get install ${wanted[*]}" install_packages "$as" "${wanted[@]}"
+    return
+  fi
+  [[ -n $python ]] || die "no Python 3.10 to 3.14: install python3, or set FEDSHARD_PYTHON"
+  [[ -n $pip_ready ]] || wanted+=(python3-pip-whl)
+  ((${#wanted[@]})) || [[ -z $compiler ]] || return 0
+  have_apt || die "missing, and no apt-get here to bring them: ${missing[*]}${compiler:+}$([[ -n $compiler ]] || echo ' a C++20 compiler')." \
+    "Load or install them (modules, Spack, conda) and name their folders in CMAKE_PREFIX_PATH; see docs/install.md"
+  if [[ -z $compiler ]]; then
+    step "unpack a compiler into .deps/toolchain (no root)" unpack_toolchain
+  fi
+  if ((${#wanted[@]})); then
+    step "unpack ${wanted[*]} into .deps (no root)" unpack_libraries "${wanted[@]}"
+  fi
+}
+
+make_venv() {
+  rm -rf "$root/.venv"
+  if "$python" -c 'import ensurepip' 2>/dev/null; then
+    "$python" -m venv "$root/.venv"
+  else # Debian without python3-venv: pip itself is a wheel that can be run
+    "$python" -m venv --without-pip "$root/.venv"
+    local wheel
+    wheel=$(ls "$deps"/usr/share/python-wheels/pip-*.whl)
+    "$root/.venv/bin/python" "$wheel/pip" install --no-index "$wheel"
+  fi
+  if [[ -n $borrowed ]]; then
+    echo "$borrowed" >"$("$root/.venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/borrowed_torch.pth"
+  fi
+}
+
+pip_install() { "$root/.venv/bin/python" -m pip install --disable-pip-version-check "$@"; }
+
+torch_of_venv() {
+  local report
+  [[ -x $root/.venv/bin/python ]] && report=$(probe "$root/.venv/bin/python") && cut -f 3,4 <<<"$report"
+}
+
+bring_torch() {
+  local version folder
+  IFS=$'\t' read -r version folder <<<"$(torch_of_venv)" || true
+  # A set FEDSHARD_PYTHON is an order; an active environment is an offer that an existing .venv need not take.
+  if [[ $version != 2.13.* || (-n ${FEDSHARD_PYTHON:-} && $folder != "$borrowed") ]]; then
+    if [[ ! -x $root/.venv/bin/python || -n $borrowed ]] || ! "$root/.venv/bin/python" -m pip --version >/dev/null 2>&1; then
+      step "make .venv with $python" make_venv
+    fi
+    if [[ -z $borrowed ]]; then
+      step "pip install torch==$torch_version into .venv (0.2 GB for a CPU build, some 3 GB for a CUDA build)" \
+        pip_install "torch==$torch_version"
+    fi
+    IFS=$'\t' read -r version folder <<<"$(torch_of_venv)" || true
+    [[ $version == 2.13.* ]] || die "$root/.venv has torch '$version' after the set-up; remove .venv and try again"
+  fi
+  torch_found="torch $version in $folder"
+  torch_installed=$version
+}
+
+bring_test_requirements() {
+  local key
+  key=$(cat "$root/tests/requirements.txt" <(echo "$torch_installed") | sha256sum)
+  [[ -f $root/.venv/requirements-key && $(<"$root/.venv/requirements-key") == "$key" ]] && return 0
+  echo "torch==$torch_installed" >"$deps/constraints.txt" # nothing here may bring another torch
+  step "pip install tests/requirements.txt into .venv" pip_install -r "$root/tests/requirements.txt" -c "$deps/constraints.txt"
+  echo "$key" >"$root/.venv/requirements-key"
+}
+
+bring_cmake() { # without root, from pip: Debian's cmake hangs on some twenty libraries
+  local tools=() tool
+  [[ -n $cmake ]] || tools+=(cmake==3.31.10)
+  [[ -n $ninja ]] || tools+=(ninja==1.13.0)
+  ((${#tools[@]})) || return 0
+  step "pip install ${tools[*]} into .venv" pip_install "${tools[@]}"
+  mkdir -p "$deps/bin"
+  for tool in cmake ctest ninja; do
+    if [[ -x $root/.venv/bin/$tool ]]; then ln -sfn "$root/.venv/bin/$tool" "$deps/bin/$tool"; fi
+  done
+}
+
+write_env() {
+  local prefixes="$deps/usr" prefix
+  for prefix in ${extra_prefixes[@]+"${extra_prefixes[@]}"}; do prefixes+=":$prefix"; done
+  {
+    echo "# Written by scripts/bootstrap.sh; sourced by the other scripts."
+    echo "export PATH=\"$deps/bin:\$PATH\""
+    echo "export CMAKE_PREFIX_PATH=\"\${CMAKE_PREFIX_PATH:+\$CMAKE_PREFIX_PATH:}$prefixes\""
+    echo "export CMAKE_LIBRARY_PATH=\"\${CMAKE_LIBRARY_PATH:+\$CMAKE_LIBRARY_PATH:}$deps/usr/lib/$multiarch\""
+    echo "export CXX=\"\${CXX:-$compiler}\""
+    [[ $compiler != "$deps"/* ]] || echo "export CC=\"$deps/bin/gcc\""
+  } >"$deps/env.sh"
+}
+
+find_tools() {
+  find_compiler
+  cmake=$(PATH="$deps/bin:$PATH" command -v cmake) && new_enough_cmake "$cmake" || cmake=
+  ninja=$(PATH="$deps/bin:$PATH" command -v ninja) && "$ninja" --version >/dev/null 2>&1 || ninja=
+  missing=()
+  find_libraries
+}
+
+find_tools
+find_python
+pip_ready=
+if [[ -x $root/.venv/bin/python ]] || { [[ -n $python ]] && "$python" -c 'import ensurepip' 2>/dev/null; } ||
+  compgen -G "$deps/usr/share/python-wheels/pip-*.whl" >/dev/null; then
+  pip_ready=yes
+fi
+bring_system_packages
+[[ -n $python ]] || find_python
+bring_torch
+find_tools
+bring_cmake
+((${#missing[@]} == 0)) || die "still missing after the set-up: ${missing[*]}. See $log"
+[[ $mode != test ]] || bring_test_requirements
+write_env
+say "ready to $mode: $compiler, $torch_found ($((SECONDS - began)) s)"
