@@ -2,7 +2,9 @@
 # Spack, conda and the project-local prefix of scripts/bootstrap.sh all work.
 find_package(Threads REQUIRED)
 find_package(nlohmann_json REQUIRED)
-find_package(PkgConfig REQUIRED)
+# Modules of a cluster often set only what compilers read.
+set(fedshard_include_hints ENV CPATH ENV CPLUS_INCLUDE_PATH)
+set(fedshard_library_hints ENV LIBRARY_PATH)
 
 # --- torch: only torch_cpu and c10 are linked. The package's own CMake file asks for a CUDA toolkit whenever the wheel
 # was built for CUDA, even where only the CPU side is wanted.
@@ -45,17 +47,17 @@ target_include_directories(fmt_headers SYSTEM INTERFACE "${CMAKE_BINARY_DIR}/inc
 target_compile_definitions(fmt_headers INTERFACE FMT_HEADER_ONLY)
 
 # --- Gloo's headers, which the wheels leave out. Never link Debian's libgloo: libtorch_cpu exports its own.
-find_path(GLOO_INCLUDE NAMES gloo/config.h REQUIRED)
+find_path(GLOO_INCLUDE NAMES gloo/config.h HINTS ${fedshard_include_hints} REQUIRED)
 add_library(gloo_headers INTERFACE)
 target_include_directories(gloo_headers SYSTEM INTERFACE "${GLOO_INCLUDE}")
 
 # --- plain libraries, as imported targets named after what they are.
 function(fedshard_find target header library)
-  find_path(${target}_INCLUDE NAMES ${header} REQUIRED)
+  find_path(${target}_INCLUDE NAMES ${header} HINTS ${fedshard_include_hints} REQUIRED)
   add_library(${target} INTERFACE)
   target_include_directories(${target} SYSTEM INTERFACE "${${target}_INCLUDE}")
   if(library)
-    find_library(${target}_LIBRARY NAMES ${library} REQUIRED)
+    find_library(${target}_LIBRARY NAMES ${library} HINTS ${fedshard_library_hints} REQUIRED)
     target_link_libraries(${target} INTERFACE "${${target}_LIBRARY}")
   endif()
 endfunction()
