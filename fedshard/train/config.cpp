@@ -1,0 +1,193 @@
+#include "fedshard/train/config.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <string_view>
+
+#include "fedshard/base/error.h"
+#include "fedshard/base/file.h"
+#include "fedshard/train/config_keys.h"
+
+namespace fedshard::train {
+namespace {
+
+using base::fail;
+using base::UsageError;
+
+// Edits (insert, delete, replace, swap of neighbours) that make one word from the other.
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::vector<std::size_t>> d(a.size() + 1, std::vector<std::size_t>(b.size() + 1));
+  for (std::size_t i = 0; i <= a.size(); ++i) d[i][0] = i;
+  for (std::size_t j = 0; j <= b.size(); ++j) d[0][j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t replaced = d[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
+      d[i][j] = std::min({d[i - 1][j] + 1, d[i][j - 1] + 1, replaced});
+      const bool swapped = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
+      if (swapped) d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
+    }
+  }
+  return d[a.size()][b.size()];
+}
+
+// The known name that was probably meant, or nothing where none is near. A part of a name is near (`batch_size`).
+std::string nearest(std::string_view name, const std::vector<std::string>& known) {
+  std::string best;
+  std::size_t least = std::string::npos;
+  for (const auto& candidate : known) {
+    const bool part = name.size() >= 3 && candidate.find(name) != std::string::npos;
+    const std::size_t edits = part ? 1 : edit_distance(name, candidate);
+    if (edits < least && 3 * edits <= std::max(name.size(), candidate.size())) {
+      best = candidate;
+      least = edits;
+    }
+  }
+  return best;
+}
+
+std::vector<std::string> names_of_tables() {
+  std::vector<std::string> names;
+  for (const auto& table : tables()) names.push_back(table.name);
+  return names;
+}
+
+std::vector<std::string> names_of_keys(std::string_view table) {
+  std::vector<std::string> names;
+  for (const auto& key : keys()) {
+    if (key.table == table) names.push_back(key.name);
+  }
+  return names;
+}
+
+// Tables that have a key of this name: the key may just stand in the wrong one.
+std::vector<std::string> tables_with(std::string_view name) {
+  std::vector<std::string> found;
+  for (const auto& key : keys()) {
+    if (key.name == name) found.push_back("[" + key.table + "]");
+  }
+  return found;
+}
+
+void require_table(const std::string& source, std::string_view table) {
+  const auto known = names_of_tables();
+  if (std::find(known.begin(), known.end(), table) != known.end()) return;
+  const std::string meant = nearest(table, known);
+  const auto owners = tables_with(table);
+  if (!owners.empty()) {
+    fail<UsageError>("{}: '{}' is not a table but a key; it belongs to {}", source, table, fmt::join(owners, " or "));
+  }
+  if (!meant.empty()) fail<UsageError>("{}: there is no table [{}]; did you mean [{}]?", source, table, meant);
+  fail<UsageError>("{}: there is no table [{}]; the tables are {}", source, table, fmt::join(known, ", "));
+}
+
+const Key& find_key(const std::string& source, std::string_view table, std::string_view name) {
+  require_table(source, table);
+  for (const auto& key : keys()) {
+    if (key.table == table && key.name == name) return key;
+  }
+  const auto known = names_of_keys(table);
+  const std::string meant = nearest(name, known);
+  const auto owners = tables_with(name);
+  if (!owners.empty()) {
+    fail<UsageError>("{}: [{}] has no key '{}'; it belongs to {}", source, table, name, fmt::join(owners, " or "));
+  }
+  if (!meant.empty()) fail<UsageError>("{}: [{}] has no key '{}'; did you mean '{}'?", source, table, name, meant);
+  fail<UsageError>("{}: [{}] has no key '{}'; its keys are {}", source, table, name, fmt::join(known, ", "));
+}
+
+// A config while it is read, and where each key was given.
+class Reader {
+ public:
+  void read_file(const std::filesystem::path& path) {
+    const std::string file = path.string();
+    const std::string text = base::read_file(path);
+    toml::table root;
+    try {
+      root = toml::parse(std::string_view(text), std::string_view(file));
+    } catch (const toml::parse_error& e) {
+      const auto at = e.source().begin;
+      fail<UsageError>("{}:{}:{}: {}", file, at.line, at.column, e.description());
+    }
+    const auto where = [&](const toml::node& node) { return fmt::format("{}:{}", file, node.source().begin.line); };
+    for (const auto& [table, content] : root) {
+      require_table(where(content), table.str());
+      if (!content.is_table())
+        fail<UsageError>("{}: '{}' is a table, write [{}]", where(content), table.str(), table.str());
+      for (const auto& [name, node] : *content.as_table()) {
+        read(find_key(where(node), table.str(), name.str()), node, where(node));
+      }
+    }
+  }
+
+  void read_override(const std::string& text) {
+    const std::string source = "--set " + text;
+    const auto equals = text.find('=');
+    const auto dot = text.find('.');
+    if (equals == std::string::npos || dot == std::string::npos || dot > equals) {
+      fail<UsageError>("{}: an override is written table.key=value", source);
+    }
+    const Key& key = find_key(source, text.substr(0, dot), text.substr(dot + 1, equals - dot - 1));
+    read_override_value(key, text.substr(equals + 1), source);
+  }
+
+  Config finish() const {
+    for (const auto& key : keys()) {
+      const auto given = given_at_.find(&key);
+      if (given == given_at_.end() || key.applies(config_)) continue;
+      fail<UsageError>("{}: {} has a meaning only with {}; remove it", given->second, key.full_name(),
+                       key.applies_when);
+    }
+    return config_;
+  }
+
+ private:
+  void read(const Key& key, const toml::node& node, const std::string& source) {
+    key.read(config_, node, {source, key.full_name()});
+    given_at_[&key] = source;
+  }
+
+  void read_override_value(const Key& key, const std::string& value, const std::string& source) {
+    const toml::value<std::string> bare(value);
+    try {
+      const toml::table parsed = toml::parse("value = " + value);
+      const toml::node& node = *parsed.get("value");
+      // `--set data.train=2024` names a file: only what is written as text or list in TOML is read as such.
+      const bool as_toml = parsed.size() == 1 && (!key.takes_text || node.is_string() || node.is_array());
+      read(key, as_toml ? node : bare, source);
+    } catch (const toml::parse_error&) {
+      read(key, bare, source);
+    }
+  }
+
+  Config config_;
+  std::map<const Key*, std::string> given_at_;
+};
+
+}  // namespace
+
+Config load_config(const std::filesystem::path& path, const std::vector<std::string>& overrides) {
+  Reader reader;
+  reader.read_file(path);
+  for (const auto& text : overrides) reader.read_override(text);
+  Config config = reader.finish();
+  if (config.metrics.folder.empty()) config.metrics.folder = "runs/" + path.stem().string();
+  return config;
+}
+
+std::string resolved_toml(const Config& config) {
+  std::string text = "# The resolved configuration of a run: all keys that have a value, defaults among them.\n";
+  for (const auto& table : tables()) {
+    text += fmt::format("\n[{}]\n", table.name);
+    for (const auto& key : keys()) {
+      if (key.table != table.name || !key.applies(config)) continue;
+      const std::string value = key.write(config);
+      if (!value.empty()) text += fmt::format("{} = {}\n", key.name, value);
+    }
+  }
+  return text;
+}
+
+}  // namespace fedshard::train

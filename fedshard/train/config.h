@@ -1,0 +1,160 @@
+// What a run is told: one struct a table of the TOML file, with torchtitan's names where the meaning is the same.
+// A surprise: the defaults live here, as member initialisers, and nowhere else; the table of keys (config_keys.cpp)
+// points to these members, and parsing, the resolved config.toml and docs/configuration.md all come from that table.
+// No torch header is needed to read a config, so the launcher checks one before any rank starts.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fedshard/topology/layout.h"
+
+namespace fedshard::train {
+
+enum class Dtype { fp32, bf16 };
+enum class OptimizerName { adamw, sgd };
+enum class Decay { cosine, linear, none };
+enum class WeightsBy { tokens, uniform };
+enum class BackendChoice { automatic, gloo };  // "auto", "gloo"
+
+// Llama 3.1's scaling of the rotary frequencies; rope_type is "llama3", the only one there is.
+struct RopeScalingConfig {
+  double factor = 0;
+  double low_freq_factor = 0;
+  double high_freq_factor = 0;
+  std::int64_t original_max_position_embeddings = 0;
+  bool operator==(const RopeScalingConfig&) const = default;
+};
+
+// Exactly one of preset and hf is set; what is set below them overrides it.
+struct ModelConfig {
+  std::string preset;
+  std::string hf;  // a folder with config.json, and weights to go on from them
+  std::optional<std::int64_t> hidden_size;
+  std::optional<std::int64_t> intermediate_size;
+  std::optional<std::int64_t> num_hidden_layers;
+  std::optional<std::int64_t> num_attention_heads;
+  std::optional<std::int64_t> num_key_value_heads;
+  std::optional<std::int64_t> head_dim;
+  std::optional<std::int64_t> vocab_size;
+  std::optional<std::int64_t> max_position_embeddings;
+  std::optional<double> rope_theta;
+  std::optional<RopeScalingConfig> rope_scaling;
+  std::optional<double> rms_norm_eps;
+  std::optional<double> initializer_range;
+  std::optional<bool> tie_word_embeddings;
+  bool operator==(const ModelConfig&) const = default;
+};
+
+// Paths and patterns as given: relative to the folder the program was started in.
+struct DataConfig {
+  std::vector<std::string> train;
+  std::vector<std::string> eval;  // empty: no evaluation
+  std::string tokenizer = "byte";
+  bool operator==(const DataConfig&) const = default;
+};
+
+struct TrainingConfig {
+  Dtype dtype = Dtype::bf16;
+  Dtype reduce_dtype = Dtype::fp32;
+  std::int64_t local_batch_size = 8;
+  std::int64_t seq_len = 512;
+  std::int64_t steps = 1000;
+  std::int64_t gradient_accumulation_steps = 1;
+  double max_norm = 1.0;  // 0: no clipping
+  std::int64_t seed = 0;
+  int threads = 0;          // 0: the cores of the node divided by its ranks
+  double time_limit_s = 0;  // 0: none
+  bool operator==(const TrainingConfig&) const = default;
+};
+
+struct OptimizerConfig {
+  OptimizerName name = OptimizerName::adamw;
+  double lr = 8e-4;
+  double weight_decay = 0.1;
+  double beta1 = 0.9;   // adamw
+  double beta2 = 0.95;  // adamw
+  double eps = 1e-8;    // adamw
+  double momentum = 0;  // sgd
+  bool operator==(const OptimizerConfig&) const = default;
+};
+
+struct LrSchedulerConfig {
+  std::int64_t warmup_steps = 0;
+  Decay decay = Decay::cosine;
+  std::int64_t decay_steps = 0;  // 0: to the last step
+  double min_lr_factor = 0;      // of optimizer.lr
+  bool operator==(const LrSchedulerConfig&) const = default;
+};
+
+struct ParallelismConfig {
+  topology::NumberOrList groups = 1;
+  topology::NumberOrList data_parallel_shard_degree = topology::rest_of_group;
+  topology::NumberOrList data_parallel_replicate_degree = 1;
+  bool fsdp_reshard_after_forward = true;
+  int prefetch = 1;  // units gathered ahead of the one that computes
+  bool operator==(const ParallelismConfig&) const = default;
+};
+
+struct FederationConfig {
+  std::int64_t every = 8;  // K: steps of a round
+  WeightsBy weights = WeightsBy::tokens;
+  bool operator==(const FederationConfig&) const = default;
+};
+
+struct CommConfig {
+  BackendChoice backend = BackendChoice::automatic;
+  double timeout_s = 60;
+  std::string interface;  // empty: the one that the coordinator is reached through
+  bool operator==(const CommConfig&) const = default;
+};
+
+struct ValidationConfig {
+  std::int64_t interval = 0;  // steps; 0: only at the end
+  std::int64_t steps = 0;     // batches of local_batch_size sequences a rank; 0: the whole set
+  bool operator==(const ValidationConfig&) const = default;
+};
+
+struct MetricsConfig {
+  std::string folder;         // load_config fills in runs/<name of the config file>
+  std::int64_t interval = 1;  // steps between records
+  bool progress = true;
+  bool trace = false;  // trace.json of each rank, in the run folder
+  bool operator==(const MetricsConfig&) const = default;
+};
+
+struct Config {
+  ModelConfig model;
+  DataConfig data;
+  TrainingConfig training;
+  OptimizerConfig optimizer;
+  LrSchedulerConfig lr_scheduler;
+  ParallelismConfig parallelism;
+  FederationConfig federation;
+  CommConfig comm;
+  ValidationConfig validation;
+  MetricsConfig metrics;
+  bool operator==(const Config&) const = default;
+};
+
+// Reads `path` and then each override `table.key=value`, the later winning. A value is TOML; where a key takes text,
+// text that is no TOML string or list is taken as it stands (`--set optimizer.name=sgd`).
+// Throws UsageError with file:line (or the override) and what to do: for what is not TOML, for tables and keys that
+// don't exist (with the nearest that does), wrong types, values out of range, keys given twice, and keys that have no
+// meaning beside the others (`beta1` with sgd).
+Config load_config(const std::filesystem::path& path, const std::vector<std::string>& overrides = {});
+
+// Checks what needs no data: that nothing required is missing, that values fit together, that `world` ranks can be laid
+// out. Returns that layout. Throws UsageError naming the keys or numbers.
+topology::Layout validate(const Config& config, int world);
+
+// The config as TOML with every key that has a value; load_config reads it back to an equal Config. `config` must be
+// one that load_config returned, or have no values in keys that mean nothing beside the others.
+std::string resolved_toml(const Config& config);
+
+// docs/configuration.md: every key with its type, default, range and meaning.
+std::string configuration_page();
+
+}  // namespace fedshard::train

@@ -1,0 +1,238 @@
+#include "fedshard/train/config_keys.h"
+
+#include <fmt/ranges.h>
+
+#include <type_traits>
+#include <utility>
+
+namespace fedshard::train {
+namespace {
+
+template <class T>
+std::string allowed_values(const T&, const Range& range) {
+  if constexpr (std::is_enum_v<T>) {
+    std::vector<std::string> quoted;
+    for (const auto& name : choice_names<T>()) quoted.push_back("\"" + name + "\"");
+    return fmt::format("{}", fmt::join(quoted, ", "));
+  } else {
+    return describe(range);
+  }
+}
+
+// Makes keys of one table from pointers to its struct's members.
+template <class Table>
+class Adder {
+ public:
+  Adder(std::vector<Key>& keys, std::string table, Table Config::*where)
+      : keys_(keys), table_(std::move(table)), where_(where) {}
+
+  template <class T>
+  Adder& key(const char* name, T Table::*member, const Range& range, const char* doc) {
+    Key key;
+    key.table = table_;
+    key.name = name;
+    key.doc = doc;
+    const T fallback = Table{}.*member;
+    key.type = type_name(fallback);
+    key.allowed = allowed_values(fallback, range);
+    key.fallback = write_value(fallback);
+    key.takes_text = std::is_enum_v<T> || std::is_same_v<T, std::string> || std::is_same_v<T, std::vector<std::string>>;
+    key.read = [where = where_, member, range](Config& config, const toml::node& node, const Place& place) {
+      read_value(node, place, range, config.*where.*member);
+    };
+    key.write = [where = where_, member](const Config& config) { return write_value(config.*where.*member); };
+    key.applies = [](const Config&) { return true; };
+    keys_.push_back(std::move(key));
+    return *this;
+  }
+
+  // The key just added counts only where `applies` holds.
+  Adder& only_when(const char* applies_when, bool (*applies)(const Config&)) {
+    keys_.back().applies_when = applies_when;
+    keys_.back().applies = applies;
+    return *this;
+  }
+
+ private:
+  std::vector<Key>& keys_;
+  std::string table_;
+  Table Config::*where_;
+};
+
+constexpr Range any{};
+
+bool is_adamw(const Config& c) { return c.optimizer.name == OptimizerName::adamw; }
+bool is_sgd(const Config& c) { return c.optimizer.name == OptimizerName::sgd; }
+bool decays(const Config& c) { return c.lr_scheduler.decay != Decay::none; }
+
+void add_model(std::vector<Key>& keys) {
+  using M = ModelConfig;
+  Adder<M>(keys, "model", &Config::model)
+      .key("preset", &M::preset, any,
+           "A model by name: `llama-tiny` (about 0.5M parameters), `llama-60m`, `llama3.2-1b`, `llama3.1-8b` or "
+           "`llama3.1-70b`. Exactly one of `preset` and `hf` is given.")
+      .key("hf", &M::hf, any,
+           "A folder with a Hugging Face `config.json`; training goes on from its safetensors weights where it has "
+           "them.")
+      .key("hidden_size", &M::hidden_size, at_least(1), "Width of the residual stream.")
+      .key("intermediate_size", &M::intermediate_size, at_least(1), "Width of the feed-forward layers.")
+      .key("num_hidden_layers", &M::num_hidden_layers, at_least(1), "Number of blocks.")
+      .key("num_attention_heads", &M::num_attention_heads, at_least(1), "Query heads of a block.")
+      .key("num_key_value_heads", &M::num_key_value_heads, at_least(1),
+           "Key and value heads of a block; divides `num_attention_heads`.")
+      .key("head_dim", &M::head_dim, at_least(1), "Width of a head.")
+      .key("vocab_size", &M::vocab_size, at_least(1),
+           "Rows of the embedding and the head. May be larger than the tokenizer's vocabulary, not smaller.")
+      .key("max_position_embeddings", &M::max_position_embeddings, at_least(1), "The longest sequence it is meant for.")
+      .key("rope_theta", &M::rope_theta, more_than(0), "Base of the rotary frequencies.")
+      .key("rope_scaling", &M::rope_scaling, any,
+           "Scaling of the rotary frequencies: `rope_type` (only `\"llama3\"`), `factor`, `low_freq_factor`, "
+           "`high_freq_factor` and `original_max_position_embeddings`, all of them.")
+      .key("rms_norm_eps", &M::rms_norm_eps, more_than(0), "Added to the mean square in RMSNorm.")
+      .key("initializer_range", &M::initializer_range, at_least(0), "Standard deviation of initial weights.")
+      .key("tie_word_embeddings", &M::tie_word_embeddings, any, "The head uses the embedding's weights.");
+}
+
+void add_data(std::vector<Key>& keys) {
+  using D = DataConfig;
+  Adder<D>(keys, "data", &Config::data)
+      .key("train", &D::train, not_empty,
+           "Training text or token files: paths, or patterns with `*`, `?` and `[...]`. Required.")
+      .key("eval", &D::eval, not_empty,
+           "Evaluation text or token files, given like `train`. Without it nothing is "
+           "evaluated.")
+      .key("tokenizer", &D::tokenizer, not_empty,
+           "`byte` (ids 0 to 255 for bytes, 256 for end of text) or the path of a Hugging Face `tokenizer.json`.");
+}
+
+void add_training(std::vector<Key>& keys) {
+  using T = TrainingConfig;
+  Adder<T>(keys, "training", &Config::training)
+      .key("dtype", &T::dtype, any, "What is computed with. Master weights and optimizer moments are always fp32.")
+      .key("reduce_dtype", &T::reduce_dtype, any, "What gradients are accumulated and reduced in.")
+      .key("local_batch_size", &T::local_batch_size, at_least(1), "Sequences a rank and micro-step.")
+      .key("seq_len", &T::seq_len, at_least(1), "Tokens of a sequence.")
+      .key("steps", &T::steps, at_least(1), "Optimizer updates of the run.")
+      .key("gradient_accumulation_steps", &T::gradient_accumulation_steps, at_least(1), "Micro-steps of a step.")
+      .key("max_norm", &T::max_norm, at_least(0),
+           "Gradients of a larger norm (over the whole model, per group) are scaled down to it; 0 turns clipping off.")
+      .key("seed", &T::seed, at_least(0), "Of the initial weights and the order of the data.")
+      .key("threads", &T::threads, at_least(0),
+           "Threads a rank computes with; 0: the cores of its machine divided by the ranks there.")
+      .key("time_limit_s", &T::time_limit_s, at_least(0),
+           "Seconds after which the run ends with the step it is in; 0: none.");
+}
+
+void add_optimizer(std::vector<Key>& keys) {
+  using O = OptimizerConfig;
+  Adder<O>(keys, "optimizer", &Config::optimizer)
+      .key("name", &O::name, any, "The optimizer of a group.")
+      .key("lr", &O::lr, at_least(0), "Learning rate at its peak.")
+      .key("weight_decay", &O::weight_decay, at_least(0),
+           "Decoupled from the gradient under AdamW; on matrices only, not on norms and other vectors.")
+      .key("beta1", &O::beta1, from_below(0, 1), "Decay of the first moment.")
+      .only_when("name = \"adamw\"", is_adamw)
+      .key("beta2", &O::beta2, from_below(0, 1), "Decay of the second moment.")
+      .only_when("name = \"adamw\"", is_adamw)
+      .key("eps", &O::eps, at_least(0), "Added to the root of the second moment.")
+      .only_when("name = \"adamw\"", is_adamw)
+      .key("momentum", &O::momentum, from_below(0, 1), "Momentum; 0 is plain gradient descent.")
+      .only_when("name = \"sgd\"", is_sgd);
+}
+
+void add_lr_scheduler(std::vector<Key>& keys) {
+  using L = LrSchedulerConfig;
+  Adder<L>(keys, "lr_scheduler", &Config::lr_scheduler)
+      .key("warmup_steps", &L::warmup_steps, at_least(0), "Steps over which the learning rate rises linearly to `lr`.")
+      .key("decay", &L::decay, any, "Shape of the fall from `lr` after the warm-up.")
+      .key("decay_steps", &L::decay_steps, at_least(0),
+           "Steps that the fall takes, counted from the end of the warm-up; 0: to the last step.")
+      .only_when("decay = \"cosine\" or \"linear\"", decays)
+      .key("min_lr_factor", &L::min_lr_factor, between(0, 1), "Where the fall ends, as a part of `lr`.")
+      .only_when("decay = \"cosine\" or \"linear\"", decays);
+}
+
+void add_parallelism(std::vector<Key>& keys) {
+  using P = ParallelismConfig;
+  Adder<P>(keys, "parallelism", &Config::parallelism)
+      .key("groups", &P::groups, at_least(1),
+           "Federation groups: a number of equal ones, or a list of their sizes in ranks.")
+      .key("data_parallel_shard_degree", &P::data_parallel_shard_degree, at_least(topology::rest_of_group),
+           "Shards of a group; -1: what the other degree leaves of the group. A list gives one number by group.")
+      .key("data_parallel_replicate_degree", &P::data_parallel_replicate_degree, at_least(topology::rest_of_group),
+           "Replicas of a group; -1: what the other degree leaves of the group. A list gives one number by group.")
+      .key("fsdp_reshard_after_forward", &P::fsdp_reshard_after_forward, any,
+           "Release a gathered unit after its forward and gather it again for its backward: less memory, more traffic.")
+      .key("prefetch", &P::prefetch, between(0, 1), "Units gathered ahead of the one that computes.");
+}
+
+void add_federation_and_comm(std::vector<Key>& keys) {
+  using F = FederationConfig;
+  using C = CommConfig;
+  Adder<F>(keys, "federation", &Config::federation)
+      .key("every", &F::every, at_least(1), "K: steps between the averages over the groups.")
+      .key("weights", &F::weights, any,
+           "What a group counts in an average: the tokens it trained on since the last one, or the same for all.");
+  Adder<C>(keys, "comm", &Config::comm)
+      .key("backend", &C::backend, any, "What moves tensors between ranks; `auto` takes Gloo, the one for CPUs.")
+      .key("timeout_s", &C::timeout_s, more_than(0), "Seconds after which a collective without an answer ends the run.")
+      .key("interface", &C::interface, any,
+           "Network interface (`eth0`) that ranks talk over; empty: the one the coordinator is reached through.");
+}
+
+void add_validation_and_metrics(std::vector<Key>& keys) {
+  using V = ValidationConfig;
+  using M = MetricsConfig;
+  Adder<V>(keys, "validation", &Config::validation)
+      .key("interval", &V::interval, at_least(0), "Steps between evaluations; 0: only at the end.")
+      .key("steps", &V::steps, at_least(0),
+           "Batches of `local_batch_size` sequences a rank that an evaluation takes; 0: all of `data.eval`.");
+  Adder<M>(keys, "metrics", &Config::metrics)
+      .key("folder", &M::folder, any,
+           "The run folder; without it, `runs/` and the name of the config file. A folder that holds a run already is "
+           "refused.")
+      .key("interval", &M::interval, at_least(1), "Steps between `step` records and lines of progress.")
+      .key("progress", &M::progress, any, "Show progress on standard error.")
+      .key("trace", &M::trace, any,
+           "Write what each rank did when, as Chrome trace events, to `ranks/` in the run folder.");
+}
+
+std::vector<Key> all_keys() {
+  std::vector<Key> keys;
+  add_model(keys);
+  add_data(keys);
+  add_training(keys);
+  add_optimizer(keys);
+  add_lr_scheduler(keys);
+  add_parallelism(keys);
+  add_federation_and_comm(keys);
+  add_validation_and_metrics(keys);
+  return keys;
+}
+
+}  // namespace
+
+const std::vector<TableOfKeys>& tables() {
+  static const std::vector<TableOfKeys> tables = {
+      {"model", "What is trained: a preset or a Hugging Face folder, and the keys of its config that differ."},
+      {"data", "What it is trained and evaluated on."},
+      {"training", "Numbers, sizes and length of the run."},
+      {"optimizer", "The update that every group makes by itself."},
+      {"lr_scheduler", "The learning rate over the run."},
+      {"parallelism",
+       "How the ranks are split into groups, replicas and shards. The strategy's name (ddp, fsdp, hsdp, "
+       "and with several groups fl+ddp, fl+fsdp, fl+hsdp) follows from the numbers."},
+      {"federation", "What the groups do together. With one group there is nothing to do."},
+      {"comm", "How ranks reach one another."},
+      {"validation", "When and on how much the model is evaluated."},
+      {"metrics", "What a run leaves behind and shows."},
+  };
+  return tables;
+}
+
+const std::vector<Key>& keys() {
+  static const std::vector<Key> keys = all_keys();
+  return keys;
+}
+
+}  // namespace fedshard::train
