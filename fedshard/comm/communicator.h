@@ -1,9 +1,10 @@
 // Collectives along one axis of the layout, asynchronous.
 //
-// The contract: a call returns at once with a Work; operations of one communicator run one after another in the order of
-// the calls, which must be the same on every member. A buffer passed in may be neither read nor written until its Work
-// is done. Everything is in place: an all-gather's own chunk already lies where it belongs, a reduce-scatter leaves its
-// result in this member's chunk and garbage in the others. A communicator of one member does nothing and sends nothing.
+// The contract: a call returns at once with a Work; operations of one communicator run one after another in the order
+// of the calls, which must be the same on every member. A buffer passed in may be neither read nor written until its
+// Work is done. Everything is in place: an all-gather's own chunk already lies where it belongs, a reduce-scatter
+// leaves its result in this member's chunk and garbage in the others. A communicator of one member does nothing and
+// sends nothing.
 //
 // Sums are plain sums: scale is the caller's, because a backend's "average" has been wrong in too many places.
 #pragma once

@@ -66,10 +66,9 @@ class GlooBackend final : public Backend {
       return std::make_unique<GlooTransport>(
           c10::make_intrusive<c10d::ProcessGroupGloo>(prefixed, members.index, members.size(), gloo));
     } catch (const std::exception& e) {
-      base::fail<base::PeersLostError>("rank {}: cannot connect the {} ({} ranks{}): {}", members.rank(), members.name,
-                                       members.size(),
-                                       options_.interface.empty() ? "" : " over interface " + options_.interface,
-                                       e.what());
+      base::fail<base::PeersLostError>(
+          "rank {}: cannot connect the {} ({} ranks{}): {}", members.rank(), members.name, members.size(),
+          options_.interface.empty() ? "" : " over interface " + options_.interface, e.what());
     }
   }
 
@@ -99,13 +98,15 @@ std::string address_towards(const std::string& host, int port) {
     char text[NI_MAXHOST] = "";
     if (::connect(fd, found->ai_addr, found->ai_addrlen) == 0 &&
         ::getsockname(fd, reinterpret_cast<sockaddr*>(&local), &length) == 0 &&
-        ::getnameinfo(reinterpret_cast<sockaddr*>(&local), length, text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0) {
+        ::getnameinfo(reinterpret_cast<sockaddr*>(&local), length, text, sizeof text, nullptr, 0, NI_NUMERICHOST) ==
+            0) {
       address = text;
     }
     ::close(fd);
   }
   ::freeaddrinfo(found);
-  if (address.empty()) base::fail<base::UsageError>("no route to '{}'; name a network interface in [comm] interface", host);
+  if (address.empty())
+    base::fail<base::UsageError>("no route to '{}'; name a network interface in [comm] interface", host);
   return address;
 }
 

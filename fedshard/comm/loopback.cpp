@@ -45,7 +45,8 @@ class ReceiveRequest final : public Request {
     if (!came) base::fail<base::PeersLostError>("no message within {} ms", shared_->deadline.count());
     const std::vector<std::byte> message = std::move(box.front());
     box.pop_front();
-    base::require(message.size() == bytes_, "a message of {} bytes came where {} were expected", message.size(), bytes_);
+    base::require(message.size() == bytes_, "a message of {} bytes came where {} were expected", message.size(),
+                  bytes_);
     std::memcpy(data_, message.data(), bytes_);
   }
 

@@ -39,9 +39,7 @@ void add_into(void* dst, const void* src, std::int64_t count, at::ScalarType dty
 struct Chunks {
   at::Tensor buffer;
   std::vector<std::int64_t> offsets;  // n + 1 element offsets
-  std::byte* at(int i) const {
-    return static_cast<std::byte*>(buffer.data_ptr()) + offsets[i] * buffer.element_size();
-  }
+  std::byte* at(int i) const { return static_cast<std::byte*>(buffer.data_ptr()) + offsets[i] * buffer.element_size(); }
   std::int64_t count(int i) const { return offsets[i + 1] - offsets[i]; }
   std::size_t bytes(int i) const { return static_cast<std::size_t>(count(i) * buffer.element_size()); }
   std::int64_t largest() const {
@@ -192,8 +190,8 @@ class RingCommunicator final : public Communicator {
     try {
       return body();
     } catch (const std::exception& e) {
-      fail<PeersLostError>("rank {}: {} {} ({}) on the {} failed while waiting for rank {}: {}", members().rank(), what_,
-                           operations_, name_of(purpose_), members().name, members().ranks[peer], e.what());
+      fail<PeersLostError>("rank {}: {} {} ({}) on the {} failed while waiting for rank {}: {}", members().rank(),
+                           what_, operations_, name_of(purpose_), members().name, members().ranks[peer], e.what());
     }
   }
 

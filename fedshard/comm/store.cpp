@@ -37,7 +37,8 @@ std::shared_ptr<Store> Store::connect(const std::string& address, int port, std:
     return std::shared_ptr<Store>(
         new Store(std::make_unique<Native>(Native{c10::make_intrusive<c10d::TCPStore>(address, options)})));
   } catch (const std::exception& e) {
-    base::fail<base::PeersLostError>("no store answers at {}:{} (MASTER_ADDR, MASTER_PORT): {}", address, port, e.what());
+    base::fail<base::PeersLostError>("no store answers at {}:{} (MASTER_ADDR, MASTER_PORT): {}", address, port,
+                                     e.what());
   }
 }
 

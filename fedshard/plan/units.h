@@ -1,8 +1,9 @@
 // A model as the plan sees it: units of parameters, and the stages that use them. Integers only, no torch.
 //
-// A *unit* is what is gathered, reduced and released together. A *stage* is one computation of the forward pass with one
-// unit's parameters. The surprising part: they are not the same list. Tied embedding and head are ONE unit (with the
-// final norm) that two stages use, the first and the last, so their gradients sum in one buffer and are reduced once.
+// A *unit* is what is gathered, reduced and released together. A *stage* is one computation of the forward pass with
+// one unit's parameters. The surprising part: they are not the same list. Tied embedding and head are ONE unit (with
+// the final norm) that two stages use, the first and the last, so their gradients sum in one buffer and are reduced
+// once.
 //
 // The *global index* of an element is its place in the concatenation of all units in order, without padding. Initial
 // values, exchanges, digests and checkpoints are defined on it, so none of them depends on the layout.
@@ -21,8 +22,8 @@ struct Initializer {
 };
 
 struct ParameterSpec {
-  std::string name;                  // Hugging Face's name, "model.layers.0.self_attn.q_proj.weight"
-  std::vector<std::int64_t> shape;   // row-major, as torch.nn.Linear keeps it: [out, in]
+  std::string name;                 // Hugging Face's name, "model.layers.0.self_attn.q_proj.weight"
+  std::vector<std::int64_t> shape;  // row-major, as torch.nn.Linear keeps it: [out, in]
   Initializer init;
   std::int64_t numel() const;
   // Weight decay applies to matrices only, not to norms and other vectors.
@@ -42,6 +43,9 @@ struct UnitSpec {
 struct StageSpec {
   std::string name;
   int unit = 0;  // index into ModelPlan::units
+  // False where the gradients follow without the parameters' values, as an embedding's do: the unit is then not
+  // gathered again for this stage's backward.
+  bool backward_reads_parameters = true;
 };
 
 struct ModelPlan {

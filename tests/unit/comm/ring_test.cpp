@@ -149,9 +149,10 @@ TEST(RingFailure, NamesTheOperationTheAxisAndThePeer) {
     work->wait();
     FAIL() << "nobody answered, yet the collective ended";
   } catch (const base::PeersLostError& e) {
-    EXPECT_STREQ(e.what(),
-                 "rank 1: all-gather 1 (gather) on the shard axis of group 0, replica 0 failed while waiting for rank 0: "
-                 "no message within 50 ms");
+    EXPECT_STREQ(
+        e.what(),
+        "rank 1: all-gather 1 (gather) on the shard axis of group 0, replica 0 failed while waiting for rank 0: "
+        "no message within 50 ms");
   }
   EXPECT_THROW(behind->wait(), base::PeersLostError);
 }

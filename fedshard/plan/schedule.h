@@ -1,0 +1,46 @@
+// One step as data: the stream of operations that the engine runs, the checker proves things about, and a simulator can
+// time. It follows from the model's plan and a few options alone, without torch.
+//
+// Operations are listed in the order in which they are issued. `gather` and `reduce` only begin there: a gather is over
+// before the first use of its unit, a reduction before its unit's `step`. Everything else happens at its place.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "fedshard/plan/units.h"
+
+namespace fedshard::plan {
+
+enum class OpKind { gather, forward, release, backward, reduce, step, exchange, apply };
+const char* name_of(OpKind kind);
+
+struct Op {
+  OpKind kind = OpKind::gather;
+  int unit = -1;        // the unit; -1 for exchange and apply, which concern all
+  int stage = -1;       // forward and backward only
+  int micro_step = -1;  // -1 for step, exchange and apply
+  bool operator==(const Op&) const = default;
+};
+std::string describe(const ModelPlan& plan, const Op& op);  // "m0 gather model.layers.1"
+
+struct ScheduleOptions {
+  int micro_steps = 1;
+  bool reshard_after_forward = true;  // release a unit after its forward and gather it again for its backward
+  int prefetch = 1;                   // how many computations ahead a gather is issued; 0: right before its use
+};
+using Schedule = std::vector<Op>;
+
+// One step of training: for every micro-step the forward and backward passes, then `step` for every unit.
+//
+// The last stage's unit is gathered once a micro-step, because its backward follows its forward at once; a stage whose
+// backward doesn't read its parameters is not gathered for it; a unit shared by the first and the last stage stays
+// gathered between them. A unit is reduced right after the last backward that adds to its gradient.
+Schedule step_schedule(const ModelPlan& plan, const ScheduleOptions& options);
+
+// A forward pass alone.
+Schedule evaluation_schedule(const ModelPlan& plan, int prefetch);
+
+// K steps of training, then the exchange between the groups and its application.
+Schedule round_schedule(const ModelPlan& plan, const ScheduleOptions& options, int every);
+
+}  // namespace fedshard::plan

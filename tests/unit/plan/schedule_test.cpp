@@ -1,0 +1,150 @@
+#include "fedshard/plan/schedule.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+
+#include "fedshard/base/error.h"
+#include "fedshard/plan/check_schedule.h"
+
+namespace fedshard::plan {
+namespace {
+
+ModelPlan chain(int stages, bool tied, bool embedding_like) {
+  ModelPlan plan;
+  for (int s = 0; s < stages; ++s) {
+    const bool last_shares = tied && s == stages - 1 && s > 0;
+    if (!last_shares) {
+      plan.units.push_back({fmt::format("unit {}", s), {{fmt::format("p{}", s), {3, 5}, {}}}});
+    }
+    plan.stages.push_back({fmt::format("stage {}", s), last_shares ? 0 : s, !(embedding_like && s == 0)});
+  }
+  plan.validate();
+  return plan;
+}
+
+std::vector<std::string> lines(const ModelPlan& plan, const Schedule& schedule) {
+  std::vector<std::string> text;
+  for (const Op& op : schedule) text.push_back(describe(plan, op));
+  return text;
+}
+
+std::int64_t count(const Schedule& schedule, OpKind kind) {
+  return std::count_if(schedule.begin(), schedule.end(), [&](const Op& op) { return op.kind == kind; });
+}
+
+TEST(Schedule, IsTheOneOfTheWalkthrough) {
+  const ModelPlan plan = chain(3, false, true);
+  const std::vector<std::string> expected{
+      "m0 gather unit 0",    "m0 gather unit 1",  "m0 forward stage 0",  "m0 release unit 0", "m0 gather unit 2",
+      "m0 forward stage 1",  "m0 release unit 1", "m0 forward stage 2",  "m0 gather unit 1",  "m0 backward stage 2",
+      "m0 reduce unit 2",    "m0 release unit 2", "m0 backward stage 1", "m0 reduce unit 1",  "m0 release unit 1",
+      "m0 backward stage 0", "m0 reduce unit 0",  "step unit 0",         "step unit 1",       "step unit 2"};
+  EXPECT_EQ(lines(plan, step_schedule(plan, {})), expected);
+}
+
+TEST(Schedule, ATiedRootStaysGatheredAndIsReducedOnce) {
+  const ModelPlan plan = chain(4, true, true);
+  const Schedule schedule = step_schedule(plan, {});
+  const auto of_root = [&](OpKind kind) {
+    return std::count_if(schedule.begin(), schedule.end(),
+                         [&](const Op& op) { return op.kind == kind && op.unit == 0; });
+  };
+  EXPECT_EQ(of_root(OpKind::gather), 1);
+  EXPECT_EQ(of_root(OpKind::release), 1);
+  EXPECT_EQ(of_root(OpKind::reduce), 1);
+  EXPECT_EQ(check_step_schedule(plan, {}, schedule), std::vector<std::string>{});
+}
+
+// cost.md section 1: Llama 8B in 34 units needs 66 gathers and 34 reductions.
+TEST(Schedule, GathersAsOftenAsTheAnalysisSays) {
+  const ModelPlan plan = chain(34, false, true);
+  for (const int micro_steps : {1, 3}) {
+    for (const int prefetch : {0, 1, 2}) {
+      const Schedule resharded = step_schedule(plan, {micro_steps, true, prefetch});
+      EXPECT_EQ(count(resharded, OpKind::gather), 66 * micro_steps);
+      EXPECT_EQ(count(resharded, OpKind::reduce), 34 * micro_steps);
+      EXPECT_EQ(count(step_schedule(plan, {micro_steps, false, prefetch}), OpKind::gather), 34 * micro_steps);
+    }
+  }
+}
+
+TEST(Schedule, TheCheckerProvesRandomSchedules) {
+  std::mt19937 random(1);
+  for (int trial = 0; trial < 2000; ++trial) {
+    const int stages = 1 + static_cast<int>(random() % 9);
+    const ModelPlan plan = chain(stages, stages > 1 && random() % 2 == 0, random() % 2 == 0);
+    const ScheduleOptions options{1 + static_cast<int>(random() % 4), random() % 2 == 0,
+                                  static_cast<int>(random() % 4)};
+    ASSERT_EQ(check_step_schedule(plan, options, step_schedule(plan, options)), std::vector<std::string>{})
+        << "trial " << trial << ": " << stages << " stages, prefetch " << options.prefetch;
+  }
+}
+
+TEST(Schedule, TheCheckerFindsEveryPlantedFault) {
+  const ModelPlan plan = chain(5, false, true);
+  const ScheduleOptions options{2, true, 1};
+  const Schedule good = step_schedule(plan, options);
+  ASSERT_EQ(check_step_schedule(plan, options, good), std::vector<std::string>{});
+  for (std::size_t i = 0; i < good.size(); ++i) {
+    Schedule missing = good;
+    missing.erase(missing.begin() + static_cast<std::ptrdiff_t>(i));
+    EXPECT_NE(check_step_schedule(plan, options, missing), std::vector<std::string>{}) << "without " << i;
+    Schedule twice = good;
+    twice.insert(twice.begin() + static_cast<std::ptrdiff_t>(i), good[i]);
+    EXPECT_NE(check_step_schedule(plan, options, twice), std::vector<std::string>{}) << "twice " << i;
+  }
+  EXPECT_NE(check_step_schedule(plan, options, step_schedule(plan, {2, true, 0})), std::vector<std::string>{});
+  EXPECT_NE(check_step_schedule(plan, options, step_schedule(plan, {2, false, 1})), std::vector<std::string>{});
+  Schedule with_exchange = good;
+  with_exchange.push_back({OpKind::exchange});
+  EXPECT_NE(check_step_schedule(plan, options, with_exchange), std::vector<std::string>{});
+}
+
+TEST(Schedule, EvaluationGathersEachUnitOnce) {
+  for (const bool tied : {false, true}) {
+    const ModelPlan plan = chain(6, tied, true);
+    const Schedule schedule = evaluation_schedule(plan, 1);
+    EXPECT_EQ(count(schedule, OpKind::gather), static_cast<std::int64_t>(plan.units.size()));
+    EXPECT_EQ(count(schedule, OpKind::release), static_cast<std::int64_t>(plan.units.size()));
+    EXPECT_EQ(count(schedule, OpKind::forward), 6);
+    EXPECT_EQ(count(schedule, OpKind::backward) + count(schedule, OpKind::reduce) + count(schedule, OpKind::step), 0);
+  }
+}
+
+TEST(Schedule, ARoundIsItsStepsThenExchangeAndApply) {
+  const ModelPlan plan = chain(3, false, true);
+  const Schedule round = round_schedule(plan, {}, 4);
+  EXPECT_EQ(round.size(), 4 * step_schedule(plan, {}).size() + 2);
+  EXPECT_EQ(round[round.size() - 2].kind, OpKind::exchange);
+  EXPECT_EQ(round.back().kind, OpKind::apply);
+}
+
+TEST(Units, RefuseWhatTheEngineCannotRun) {
+  const auto refused = [](auto change, const char* part) {
+    ModelPlan plan = chain(3, false, true);
+    change(plan);
+    try {
+      plan.validate();
+      ADD_FAILURE() << "accepted: " << part;
+    } catch (const base::UsageError& e) {
+      EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what();
+    }
+  };
+  refused([](ModelPlan& p) { p.units[1].parameters.clear(); }, "'unit 1' has no parameters");
+  refused([](ModelPlan& p) { p.units[1].parameters[0].shape = {0, 2}; }, "'p1' has a dimension of 0");
+  refused([](ModelPlan& p) { p.units[2].parameters[0].name = "p0"; }, "two parameters have the name 'p0'");
+  refused([](ModelPlan& p) { p.stages[2].unit = 7; }, "'stage 2' uses unit 7, but the model has 3 units");
+  refused([](ModelPlan& p) { p.stages.pop_back(); }, "no stage uses unit 'unit 2'");
+  refused(
+      [](ModelPlan& p) {
+        p.stages[1].unit = 0;
+        p.units.erase(p.units.begin() + 1);
+        p.stages[2].unit = 1;
+      },
+      "only the first and the last stage may share");
+}
+
+}  // namespace
+}  // namespace fedshard::plan
