@@ -37,9 +37,9 @@ libraries=(
 
 # --- Finding. Everything here is quick; nothing is cached, so that a changed environment is seen at once.
 
-works_as_compiler() {
-  has "$1" && printf '#include <concepts>\n#include <span>\n#include <stop_token>\nstatic_assert(std::integral<int>);\n' |
-    "$1" -std=c++20 -x c++ -fsyntax-only - >/dev/null 2>&1
+works_as_compiler() { # compiles and links a small C++20 program: a compiler without its linker is none
+  has "$1" && printf '#include <concepts>\n#include <span>\n#include <stop_token>\nint main() { return !std::integral<int>; }\n' |
+    "$1" -std=c++20 -x c++ - -o "$deps/probe" >/dev/null 2>&1 && "$deps/probe"
 }
 
 find_compiler() {
@@ -184,25 +184,29 @@ unpack_libraries() { # PACKAGE...
 # A whole compiler below .deps/toolchain, which is its own sysroot: it needs the C library's files for linking even
 # where the same library runs the system, so these are fetched in any case. Programs that it links run on the system's.
 unpack_toolchain() {
-  local tc="$deps/toolchain" tool file
+  local tc="$deps/toolchain" tool file c_library options
   apt_lists
   apt_unpack "$tc" $(apt_closure g++) libc6 libgcc-s1 libstdc++6
   mkdir -p "$tc/runtime" "$deps/bin" "$deps/usr/lib/$multiarch"
   # The compiler's own libraries, kept apart from the C library: a loader and a C library of two builds do not mix.
-  for file in "$tc/usr/lib/$multiarch"/*.so.*; do
-    dpkg-deb --fsys-tarfile "$deps"/apt/debs/libc6_*.deb | tar -t | grep -q "/${file##*/}\$" || ln -sfn "$file" "$tc/runtime/"
+  c_library=$(dpkg-deb --fsys-tarfile "$deps"/apt/debs/libc6_*.deb | tar -t)
+  for file in "$tc/usr/lib/$multiarch"/lib*.so*; do
+    if [[ $c_library != *"/${file##*/}"* && $(head -c 4 "$file") == $'\x7fELF' ]]; then ln -sfn "$file" "$tc/runtime/"; fi
   done
   for file in "$tc/usr/lib/$multiarch"/lib{asan,tsan,ubsan}.so.*; do ln -sfn "$file" "$deps/usr/lib/$multiarch/"; done
-  for tool in gcc g++; do
+  for tool in gcc g++ ar ranlib nm ld strip objcopy objdump readelf addr2line; do
+    options=
+    [[ $tool != g* ]] || options="--sysroot='$tc' -Wl,-rpath-link,/usr/lib/$multiarch:/lib/$multiarch"
     cat >"$deps/bin/$tool" <<WRAPPER
 #!/bin/sh
-# The unpacked compiler, told where its headers, libraries and helpers are.
+# An unpacked tool, told where its headers, libraries and helpers are.
 LD_LIBRARY_PATH="$tc/runtime\${LD_LIBRARY_PATH:+:\$LD_LIBRARY_PATH}" PATH="$tc/usr/bin:\$PATH"
 export LD_LIBRARY_PATH PATH
-exec "$tc/usr/bin/$tool" --sysroot="$tc" -Wl,-rpath-link,/usr/lib/$multiarch:/lib/$multiarch "\$@"
+exec "$tc/usr/bin/$tool" $options "\$@"
 WRAPPER
     chmod +x "$deps/bin/$tool"
   done
+  works_as_compiler "$deps/bin/g++"
 }
 
 bring_system_packages() {

@@ -43,10 +43,9 @@ have_apt() { has apt-get && has dpkg-deb && [[ -r /var/lib/dpkg/status ]]; }
 
 # apt-get with a state and a cache of its own. The status file is the system's, or an empty one to see nothing installed.
 apt_status=/var/lib/dpkg/status
-apt_private() {
-  apt-get -q -y -o Dir::State="$deps/apt/state" -o Dir::State::status="$apt_status" -o Dir::Cache="$deps/apt/cache" \
-    -o Debug::NoLocking=true -o APT::Sandbox::User="$(id -un)" "$@"
-}
+apt_own=(-o "Dir::State=$deps/apt/state" -o "Dir::Cache=$deps/apt/cache" -o Debug::NoLocking=true -o "APT::Sandbox::User=$(id -un)")
+apt_private() { apt-get -q -y "${apt_own[@]}" -o "Dir::State::status=$apt_status" "$@"; }
+apt_private_cache() { apt-cache "${apt_own[@]}" "$@"; }
 
 # Package lists, at most an hour old. A third-party source that does not answer is no reason to stop: what matters is
 # whether the packages that we ask for are there.
