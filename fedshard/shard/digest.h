@@ -1,0 +1,17 @@
+// A fingerprint of parameters that doesn't depend on the layout: the sum modulo 2^64, over all elements, of a mix of
+// the element's global index and its bits. Partial sums of disjoint parts add up to the whole's, in any order.
+#pragma once
+#include <cstdint>
+
+#include "fedshard/plan/units.h"
+#include "fedshard/shard/arena.h"
+
+namespace fedshard::shard {
+
+// Of the part of the model that this rank's shard of the arena holds (padding left out).
+std::uint64_t partial_digest(const plan::ModelPlan& plan, const Arena& arena);
+
+// Of one element; exposed for tests.
+std::uint64_t mix(std::uint64_t global_index, std::uint32_t bits);
+
+}  // namespace fedshard::shard

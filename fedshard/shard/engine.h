@@ -1,0 +1,99 @@
+// The sharded engine: runs a step's schedule (plan/schedule.h) on one rank.
+//
+// Every stage has an autograd graph of its own; the activations between stages are detached leaves. So the engine, not
+// a hook in some module, decides what is gathered when. It knows no optimizer: `step u` calls back.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "fedshard/comm/axes.h"
+#include "fedshard/nn/unit_module.h"
+#include "fedshard/plan/schedule.h"
+#include "fedshard/shard/arena.h"
+#include "fedshard/shard/state.h"
+#include "fedshard/shard/unit.h"
+
+namespace fedshard::shard {
+
+struct EngineOptions {
+  UnitDtypes dtypes;
+  plan::ScheduleOptions schedule;
+  double max_norm = 0;  // gradients are scaled down to this norm; 0: never
+};
+
+// Over one group: all its ranks, all the step's micro-steps.
+struct StepResult {
+  double loss = 0;       // mean over `tokens`
+  double tokens = 0;     // unmasked positions
+  double grad_norm = 0;  // of the mean gradient, before clipping; each element counted once
+};
+
+// Sum of the losses of `tokens` positions, of this rank alone.
+struct LossSum {
+  double loss = 0;
+  double tokens = 0;
+};
+
+// Called after each operation with the seconds (of a steady clock) at which the engine began and ended with it.
+using OpObserver = std::function<void(const plan::Op&, double begin, double end)>;
+
+class Engine {
+ public:
+  // Writes elements [range.begin, range.end) of a unit as fp32.
+  using Filler = std::function<void(int unit, topology::Range range, std::span<float> out)>;
+
+  // `model` and `axes` must outlive the engine. Registers parameters and gradients.
+  Engine(const nn::Model& model, int shards, int shard, comm::Axes& axes, EngineOptions options,
+         StateRegistry& registry);
+  ~Engine();
+
+  // Sets this rank's shard of the parameters.
+  void fill(const Filler& filler);
+
+  // One step on this rank's micro-batches, one for each micro-step, all of `positions` tokens. When all gradients are
+  // means over the group's tokens, and clipped, calls step_unit(u) for each unit; it may change the parameters' slice
+  // of that unit. Throws RunError where loss or norm is not finite, on all ranks of the group alike.
+  StepResult step(std::span<const nn::MicroBatch> batches, const std::function<void(int unit)>& step_unit);
+
+  // A forward pass without gradients, with `parameters` in place of the engine's own. Collective over the shard axis.
+  LossSum evaluate(const nn::MicroBatch& batch, const Arena& parameters);
+
+  const plan::ModelPlan& plan() const { return model_.plan; }
+  const ArenaMap& map() const { return map_; }
+  const Arena& parameters() const { return parameters_; }
+  const Arena& gradients() const { return gradients_; }
+  std::int64_t buffer_bytes() const { return pool_.bytes(); }  // gathered units and gradients under way
+  void observe(OpObserver observer) { observer_ = std::move(observer); }
+
+ private:
+  struct Pass;  // what one step or evaluation has in hand
+
+  void run(const plan::Op& op, Pass& pass);
+  void forward(const plan::Op& op, Pass& pass);
+  void backward(const plan::Op& op, Pass& pass);
+  void finish_oldest_reduction();
+  StepResult finish_gradients(const Pass& pass);
+
+  const nn::Model& model_;
+  comm::Axes& axes_;
+  EngineOptions options_;
+  ArenaMap map_;
+  Arena parameters_, gradients_;
+  BufferPool pool_;
+  std::vector<std::unique_ptr<ShardedUnit>> units_;
+  plan::Schedule step_schedule_, evaluation_schedule_;
+  struct Reduction {
+    int unit;
+    bool add;
+  };
+  std::deque<Reduction> reductions_;  // under way, oldest first
+  OpObserver observer_;
+};
+
+}  // namespace fedshard::shard

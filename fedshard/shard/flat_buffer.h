@@ -1,0 +1,51 @@
+// Buffers whose bytes come and go under views that stay.
+//
+// A gathered unit is a flat buffer; parameters are views into it, and autograd saves such views for the backward pass.
+// Releasing the unit frees the bytes below the same StorageImpl; gathering it again puts bytes back before the backward
+// reads them. PyTorch's FSDP does the same by resizing storages.
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <c10/core/Allocator.h>
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+namespace fedshard::shard {
+
+// Keeps freed buffers for the next unit of the same size, so that training allocates nothing after its first step.
+// Not safe from several threads; one an engine.
+class BufferPool {
+ public:
+  c10::DataPtr take(std::size_t bytes, at::Device device);
+  void give_back(c10::DataPtr data, std::size_t bytes);
+  std::int64_t bytes() const { return bytes_; }  // allocated in all, in use or kept
+
+ private:
+  std::map<std::size_t, std::vector<c10::DataPtr>> kept_;
+  std::int64_t bytes_ = 0;
+};
+
+// `pool` must outlive the buffer.
+class FlatBuffer {
+ public:
+  FlatBuffer(std::int64_t numel, at::ScalarType dtype, at::Device device, BufferPool& pool);
+  ~FlatBuffer();
+  FlatBuffer(const FlatBuffer&) = delete;
+  FlatBuffer& operator=(const FlatBuffer&) = delete;
+
+  bool present() const { return present_; }
+  void acquire();  // afterwards the bytes are there, with undefined content
+  void drop();     // views stay valid as objects but must not be read or written until the next acquire()
+  const at::Tensor& flat() const { return flat_; }  // [numel]
+  // A view of `shape` from element `offset` on with a version counter of its own: writing the buffer through flat()
+  // doesn't make autograd refuse what it saved of the view.
+  at::Tensor view(std::int64_t offset, at::IntArrayRef shape) const;
+
+ private:
+  BufferPool& pool_;
+  at::Tensor flat_;
+  bool present_ = false;
+};
+
+}  // namespace fedshard::shard

@@ -1,0 +1,36 @@
+// The registry of all sharded state of a run. Whoever owns state registers it here once; checkpoints, digests and the
+// memory table iterate over the registry and keep no lists of their own.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "fedshard/shard/arena.h"
+
+namespace fedshard::shard {
+
+enum class Role { parameters, gradients, moments };
+const char* name_of(Role role);
+
+// Who else holds the same values: all groups after a round, or only the replicas of one group.
+enum class Scope { shared, group };
+
+struct State {
+  std::string name;  // "parameters", "exp_avg"
+  Role role = Role::parameters;
+  Scope scope = Scope::group;
+  const Arena* arena = nullptr;
+};
+
+class StateRegistry {
+ public:
+  // `arena` must outlive the registry's use. Throws where the name is taken.
+  void add(std::string name, Role role, Scope scope, const Arena& arena);
+  const std::vector<State>& all() const { return states_; }
+  std::int64_t bytes(Role role) const;
+
+ private:
+  std::vector<State> states_;
+};
+
+}  // namespace fedshard::shard
