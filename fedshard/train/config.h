@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "fedshard/model/dims.h"
 #include "fedshard/topology/layout.h"
 
 namespace fedshard::train {
@@ -18,15 +19,6 @@ enum class OptimizerName { adamw, sgd };
 enum class Decay { cosine, linear, none };
 enum class WeightsBy { tokens, uniform };
 enum class BackendChoice { automatic, gloo };  // "auto", "gloo"
-
-// Llama 3.1's scaling of the rotary frequencies; rope_type is "llama3", the only one there is.
-struct RopeScalingConfig {
-  double factor = 0;
-  double low_freq_factor = 0;
-  double high_freq_factor = 0;
-  std::int64_t original_max_position_embeddings = 0;
-  bool operator==(const RopeScalingConfig&) const = default;
-};
 
 // Exactly one of preset and hf is set; what is set below them overrides it.
 struct ModelConfig {
@@ -41,7 +33,7 @@ struct ModelConfig {
   std::optional<std::int64_t> vocab_size;
   std::optional<std::int64_t> max_position_embeddings;
   std::optional<double> rope_theta;
-  std::optional<RopeScalingConfig> rope_scaling;
+  std::optional<model::RopeScaling> rope_scaling;
   std::optional<double> rms_norm_eps;
   std::optional<double> initializer_range;
   std::optional<bool> tie_word_embeddings;
@@ -146,12 +138,18 @@ struct Config {
 // meaning beside the others (`beta1` with sgd).
 Config load_config(const std::filesystem::path& path, const std::vector<std::string>& overrides = {});
 
-// Checks what needs no data: that nothing required is missing, that values fit together, that `world` ranks can be laid
-// out. Returns that layout. Throws UsageError naming the keys or numbers.
+// The sizes of the configured model: the preset's or config.json's with what overrides them. Throws UsageError where
+// not exactly one of preset and hf is given, the preset is unknown or the sizes don't fit together; what
+// model::read_hf_config throws for the file.
+model::Dims dims_of(const ModelConfig& config);
+
+// Checks what needs no data: that nothing required is missing, that values fit together, that the model exists and
+// `world` ranks can be laid out. Returns that layout. Throws UsageError naming the keys or numbers.
 topology::Layout validate(const Config& config, int world);
 
 // The config as TOML with every key that has a value; load_config reads it back to an equal Config. `config` must be
 // one that load_config returned, or have no values in keys that mean nothing beside the others.
+// Throws UsageError for text that is not UTF-8.
 std::string resolved_toml(const Config& config);
 
 // docs/configuration.md: every key with its type, default, range and meaning.

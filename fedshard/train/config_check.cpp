@@ -1,5 +1,6 @@
 // What must hold between keys, and between them and the world.
 #include "fedshard/base/error.h"
+#include "fedshard/model/hf_config.h"
 #include "fedshard/train/config.h"
 
 namespace fedshard::train {
@@ -8,17 +9,25 @@ namespace {
 using base::fail;
 using base::UsageError;
 
-void check_model_and_data(const Config& config) {
-  const auto& model = config.model;
-  if (model.preset.empty() && model.hf.empty()) {
-    fail<UsageError>("[model] needs preset or hf: which model is trained?");
-  }
-  if (!model.preset.empty() && !model.hf.empty()) {
-    fail<UsageError>("[model] has both preset = \"{}\" and hf = \"{}\"; give one of them", model.preset, model.hf);
-  }
+template <class T>
+void override_with(T& value, const std::optional<T>& given) {
+  if (given) value = *given;
+}
+
+void check_data(const Config& config) {
   if (config.data.train.empty()) fail<UsageError>("[data] train is missing: what is trained on?");
   if (config.data.eval.empty() && (config.validation.interval > 0 || config.validation.steps > 0)) {
     fail<UsageError>("[validation] is set, but [data] eval is missing: what is evaluated on?");
+  }
+}
+
+void check_model(const Config& config) {
+  const auto dims = dims_of(config.model);
+  if (config.training.seq_len > dims.max_position_embeddings) {
+    fail<UsageError>(
+        "[training] seq_len ({}) must not be more than the model's max_position_embeddings ({}); set "
+        "[model] max_position_embeddings to train on longer sequences",
+        config.training.seq_len, dims.max_position_embeddings);
   }
 }
 
@@ -32,8 +41,35 @@ void check_schedule(const Config& config) {
 
 }  // namespace
 
+model::Dims dims_of(const ModelConfig& config) {
+  if (config.preset.empty() && config.hf.empty()) {
+    fail<UsageError>("[model] needs preset or hf: which model is trained?");
+  }
+  if (!config.preset.empty() && !config.hf.empty()) {
+    fail<UsageError>("[model] has both preset = \"{}\" and hf = \"{}\"; give one of them", config.preset, config.hf);
+  }
+  auto dims = config.hf.empty() ? model::preset(config.preset)
+                                : model::read_hf_config(std::filesystem::path(config.hf) / "config.json");
+  override_with(dims.hidden_size, config.hidden_size);
+  override_with(dims.intermediate_size, config.intermediate_size);
+  override_with(dims.num_hidden_layers, config.num_hidden_layers);
+  override_with(dims.num_attention_heads, config.num_attention_heads);
+  override_with(dims.num_key_value_heads, config.num_key_value_heads);
+  override_with(dims.head_dim, config.head_dim);
+  override_with(dims.vocab_size, config.vocab_size);
+  override_with(dims.max_position_embeddings, config.max_position_embeddings);
+  override_with(dims.rope_theta, config.rope_theta);
+  if (config.rope_scaling) dims.rope_scaling = config.rope_scaling;
+  override_with(dims.rms_norm_eps, config.rms_norm_eps);
+  override_with(dims.initializer_range, config.initializer_range);
+  override_with(dims.tie_word_embeddings, config.tie_word_embeddings);
+  dims.validate();
+  return dims;
+}
+
 topology::Layout validate(const Config& config, int world) {
-  check_model_and_data(config);
+  check_model(config);
+  check_data(config);
   check_schedule(config);
   const auto& p = config.parallelism;
   try {

@@ -61,6 +61,11 @@ class Adder {
 
 constexpr Range any{};
 
+std::string preset_doc() {
+  return fmt::format("A model by name: `{}`. Exactly one of `preset` and `hf` is given.",
+                     fmt::join(model::preset_names(), "`, `"));
+}
+
 bool is_adamw(const Config& c) { return c.optimizer.name == OptimizerName::adamw; }
 bool is_sgd(const Config& c) { return c.optimizer.name == OptimizerName::sgd; }
 bool decays(const Config& c) { return c.lr_scheduler.decay != Decay::none; }
@@ -68,9 +73,7 @@ bool decays(const Config& c) { return c.lr_scheduler.decay != Decay::none; }
 void add_model(std::vector<Key>& keys) {
   using M = ModelConfig;
   Adder<M>(keys, "model", &Config::model)
-      .key("preset", &M::preset, any,
-           "A model by name: `llama-tiny` (about 0.5M parameters), `llama-60m`, `llama3.2-1b`, `llama3.1-8b` or "
-           "`llama3.1-70b`. Exactly one of `preset` and `hf` is given.")
+      .key("preset", &M::preset, any, preset_doc().c_str())
       .key("hf", &M::hf, any,
            "A folder with a Hugging Face `config.json`; training goes on from its safetensors weights where it has "
            "them.")

@@ -2,7 +2,9 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "fedshard/base/error.h"
@@ -151,7 +153,7 @@ void read_value(const toml::node& node, const Place& place, const Range& range, 
   value = std::move(numbers);
 }
 
-void read_value(const toml::node& node, const Place& place, const Range&, RopeScalingConfig& value) {
+void read_value(const toml::node& node, const Place& place, const Range&, model::RopeScaling& value) {
   if (!node.is_table()) wrong_type(node, place, "a table such as { rope_type = \"llama3\", factor = 8.0, ... }");
   const auto& table = *node.as_table();
   const std::vector<std::string> names = {"rope_type", "factor", "low_freq_factor", "high_freq_factor",
@@ -197,20 +199,17 @@ std::string write_value(double value) {
   return text;
 }
 
+// A JSON string is a TOML string, but for DEL, which TOML wants escaped.
 std::string write_value(const std::string& value) {
   if (value.empty()) return "";
-  std::string text = "\"";
-  for (const char c : value) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') {
-      text += '\\', text += c;
-    } else if (byte < 0x20 || byte == 0x7f) {
-      text += fmt::format("\\u{:04X}", byte);
-    } else {
-      text += c;
-    }
+  std::string text;
+  try {
+    text = nlohmann::json(value).dump();
+  } catch (const nlohmann::json::exception&) {
+    fail<UsageError>("'{}' is not UTF-8, so a configuration file cannot hold it; give it another name", value);
   }
-  return text + '"';
+  for (auto at = text.find('\x7f'); at != std::string::npos; at = text.find('\x7f', at)) text.replace(at, 1, "\\u007F");
+  return text;
 }
 
 std::string write_value(const std::vector<std::string>& value) {
@@ -226,7 +225,7 @@ std::string write_value(const topology::NumberOrList& value) {
   return join_list(written);
 }
 
-std::string write_value(const RopeScalingConfig& value) {
+std::string write_value(const model::RopeScaling& value) {
   return fmt::format(
       "{{ rope_type = \"llama3\", factor = {}, low_freq_factor = {}, high_freq_factor = {}, "
       "original_max_position_embeddings = {} }}",

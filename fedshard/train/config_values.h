@@ -75,7 +75,7 @@ void read_value(const toml::node& node, const Place& place, const Range& range, 
 void read_value(const toml::node& node, const Place& place, const Range& range, std::string& value);
 void read_value(const toml::node& node, const Place& place, const Range& range, std::vector<std::string>& value);
 void read_value(const toml::node& node, const Place& place, const Range& range, topology::NumberOrList& value);
-void read_value(const toml::node& node, const Place& place, const Range& range, RopeScalingConfig& value);
+void read_value(const toml::node& node, const Place& place, const Range& range, model::RopeScaling& value);
 
 std::string write_value(bool value);
 std::string write_value(std::int64_t value);
@@ -84,7 +84,7 @@ std::string write_value(double value);
 std::string write_value(const std::string& value);
 std::string write_value(const std::vector<std::string>& value);
 std::string write_value(const topology::NumberOrList& value);
-std::string write_value(const RopeScalingConfig& value);
+std::string write_value(const model::RopeScaling& value);
 
 inline std::string type_name(bool) { return "true or false"; }
 inline std::string type_name(std::int64_t) { return "integer"; }
@@ -93,7 +93,7 @@ inline std::string type_name(double) { return "float"; }
 inline std::string type_name(const std::string&) { return "string"; }
 inline std::string type_name(const std::vector<std::string>&) { return "string or list of strings"; }
 inline std::string type_name(const topology::NumberOrList&) { return "integer or list of integers"; }
-inline std::string type_name(const RopeScalingConfig&) { return "inline table"; }
+inline std::string type_name(const model::RopeScaling&) { return "inline table"; }
 
 // An enum's value by its name among `names`; refuses others, listing all.
 std::size_t read_choice(const toml::node& node, const Place& place, const std::vector<std::string>& names);

@@ -129,7 +129,7 @@ trace = true
 TEST(Config, ReadsEveryKeyAndComesBackEqualFromItsResolvedForm) {
   const auto c = load(everything);
   EXPECT_EQ(c.model.hf, "models/tiny \"quoted\" \\ folder");
-  EXPECT_EQ(c.model.rope_scaling, (RopeScalingConfig{8, 1, 4, 8192}));
+  EXPECT_EQ(c.model.rope_scaling, (model::RopeScaling{8, 1, 4, 8192}));
   EXPECT_EQ(c.data.train, (std::vector<std::string>{"a/*.txt", "b.txt", "tab\there and ü"}));
   EXPECT_EQ(c.training.steps, 9007199254740993);  // beyond what a double holds
   EXPECT_EQ(c.training.seed, 9223372036854775807);
@@ -146,7 +146,7 @@ TEST(Config, ResolvedFormsOfVariantsComeBackEqual) {
       {"optimizer.name=sgd", "optimizer.momentum=0.5"},
       {"lr_scheduler.decay=none"},
       {"optimizer.eps=5e-324", "optimizer.lr=1.7976931348623157e308"},
-      {"data.train=[\"a\\u0000b\\u007f\\n'''\", \"\\\"\\\"\\\"\"]"},
+      {"data.train=[\"a\\u0000\\u007f\\u007fb\\u007f\\n'''\", \"\\\"\\\"\\\"\"]"},
       {"parallelism.groups=[7]"},
       {"metrics.folder=runs/ü"},
   };
@@ -154,6 +154,7 @@ TEST(Config, ResolvedFormsOfVariantsComeBackEqual) {
     const auto c = load(smallest, overrides);
     EXPECT_EQ(load(resolved_toml(c)), c) << resolved_toml(c);
   }
+  EXPECT_THROW(resolved_toml(load(smallest, {"metrics.folder=\xff"})), base::UsageError);
   // The run folder is named in the resolved form, so that it does not follow the name of that file.
   EXPECT_EQ(load_config(written(resolved_toml(load(smallest)), "config.toml")).metrics.folder, "runs/run");
 }
@@ -310,6 +311,69 @@ TEST(Validate, GivesTheLayout) {
   EXPECT_EQ(validate(load(smallest), 1).world(), 1);
 }
 
+TEST(Validate, RefusesModelsThatDoNotExistOrDoNotFit) {
+  const auto unknown = refusal_to_run("[model]\npreset = \"llama\"\n[data]\ntrain = \"a\"\n", 1);
+  EXPECT_NE(unknown.find("llama-tiny"), std::string::npos) << unknown;
+  const auto heads =
+      refusal_to_run("[data]\ntrain = \"a\"\n[model]\npreset = \"llama-tiny\"\nnum_attention_heads = 7\n", 1);
+  EXPECT_NE(heads.find("num_attention_heads"), std::string::npos) << heads;
+  EXPECT_EQ(
+      refusal_to_run("[model]\npreset = \"llama-tiny\"\nmax_position_embeddings = 511\n[data]\ntrain = \"a\"\n", 1),
+      "[training] seq_len (512) must not be more than the model's max_position_embeddings (511); set [model] "
+      "max_position_embeddings to train on longer sequences");
+  const auto missing = refusal_to_run("[model]\nhf = \"/nowhere\"\n", 1);
+  EXPECT_EQ(missing.substr(0, 20), "/nowhere/config.json") << missing;
+}
+
+TEST(ModelDims, AreThePresetsWithWhatOverridesThem) {
+  EXPECT_EQ(dims_of(load(smallest).model), model::preset("llama-tiny"));
+  auto expected = model::preset("llama3.1-8b");
+  expected.hidden_size = 64;
+  expected.intermediate_size = 172;
+  expected.num_hidden_layers = 2;
+  expected.num_attention_heads = 4;
+  expected.num_key_value_heads = 2;
+  expected.head_dim = 16;
+  expected.vocab_size = 257;
+  expected.max_position_embeddings = 2048;
+  expected.rope_theta = 1e4;
+  expected.rope_scaling = model::RopeScaling{4, 1, 2, 512};
+  expected.rms_norm_eps = 1e-6;
+  expected.initializer_range = 0.01;
+  expected.tie_word_embeddings = true;
+  EXPECT_EQ(dims_of(load(R"([model]
+preset = "llama3.1-8b"
+hidden_size = 64
+intermediate_size = 172
+num_hidden_layers = 2
+num_attention_heads = 4
+num_key_value_heads = 2
+head_dim = 16
+vocab_size = 257
+max_position_embeddings = 2048
+rope_theta = 10000
+rope_scaling = { rope_type = "llama3", factor = 4, low_freq_factor = 1, high_freq_factor = 2, original_max_position_embeddings = 512 }
+rms_norm_eps = 1e-6
+initializer_range = 0.01
+tie_word_embeddings = true
+)")
+                        .model),
+            expected);
+}
+
+TEST(ModelDims, OfAHuggingFaceFolderComeFromItsConfig) {
+  written(R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 172,
+              "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512,
+              "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "hidden_act": "silu"})",
+          "config.json");
+  ModelConfig config;
+  config.hf = written("").parent_path().string();
+  config.vocab_size = 600;
+  const auto dims = dims_of(config);
+  EXPECT_EQ(dims.hidden_size, 64);
+  EXPECT_EQ(dims.vocab_size, 600);
+}
+
 TEST(Validate, RefusesLayoutsByNamingBothNumbers) {
   EXPECT_EQ(refusal_to_run(smallest + "[parallelism]\ngroups = [2, 2]\n", 5),
             "[parallelism] 5 ranks cannot be split into groups of 2 and 2 (sum 4)");
@@ -321,7 +385,7 @@ TEST(Validate, NeedsOneModelDataAndAWarmUpWithinTheRun) {
   EXPECT_EQ(refusal_to_run("[data]\ntrain = \"a\"\n", 1), "[model] needs preset or hf: which model is trained?");
   EXPECT_EQ(refusal_to_run("[model]\npreset = \"a\"\nhf = \"b\"\n", 1),
             "[model] has both preset = \"a\" and hf = \"b\"; give one of them");
-  EXPECT_EQ(refusal_to_run("[model]\npreset = \"a\"\n", 1), "[data] train is missing: what is trained on?");
+  EXPECT_EQ(refusal_to_run("[model]\npreset = \"llama-tiny\"\n", 1), "[data] train is missing: what is trained on?");
   EXPECT_EQ(refusal_to_run(smallest + "[validation]\ninterval = 3\n", 1),
             "[validation] is set, but [data] eval is missing: what is evaluated on?");
   EXPECT_EQ(refusal_to_run(smallest + "[training]\nsteps = 3\n[lr_scheduler]\nwarmup_steps = 4\n", 1),
