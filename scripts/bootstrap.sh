@@ -91,7 +91,7 @@ is_file_in() { # NAME FOLDER...
   return 1
 }
 
-# Fills `missing` with "what Debian-package" lines.
+# Fills `missing` with "header library Debian-package" lines.
 find_libraries() {
   local header library package fields
   extra_prefixes=()
@@ -100,7 +100,7 @@ find_libraries() {
     read -r header library _ package <<<"$fields"
     if ! is_file_in "$header" "${include_dirs[@]}" || { [[ $library != - ]] &&
       ! is_file_in "lib$library.so" "${library_dirs[@]}" && ! is_file_in "lib$library.a" "${library_dirs[@]}"; }; then
-      missing+=("$header $package")
+      missing+=("$header $library $package")
     fi
   done
 }
@@ -166,19 +166,26 @@ install_packages() { # PRIVILEGE PACKAGE...; the privilege is split into words
   $as env DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=300 install --no-install-recommends "$@"
 }
 
-unpack_libraries() { # PACKAGE...
+# Unpacks the named packages (whose headers are all that is used) and those of the libraries in `missing` with what they
+# need at run time. Development packages that these name in turn bring headers of the C library and of much else that
+# would hide the compiler's own; they are left out.
+unpack_libraries() {
+  local packages=("$@") line with_needs=()
   apt_lists
   if [[ -n $force_local ]]; then
     apt_status="$deps/apt/nothing-installed"
     : >"$apt_status"
   fi
-  local closure
-  closure=$(apt_closure "$@")
-  [[ -n $closure ]] || {
-    echo "apt has nothing to add for $*, yet their files were not found"
-    return 1
-  }
-  apt_unpack "$deps" $closure
+  for line in "${missing[@]}"; do
+    packages+=("${line##* }")
+    [[ $line == *" - "* ]] || with_needs+=("${line##* }")
+  done
+  if ((${#with_needs[@]})); then
+    packages+=($(apt_closure "${with_needs[@]}" | grep -v -e '-dev$'))
+  fi
+  apt_unpack "$deps" $(printf '%s\n' "${packages[@]}" | sort -u)
+  # Some packages put their libraries below /lib; programs get one folder to look in.
+  find "$deps/lib/$multiarch" -name '*.so*' -exec ln -sfn -t "$deps/usr/lib/$multiarch" {} + 2>/dev/null || true
 }
 
 # A whole compiler below .deps/toolchain, which is its own sysroot: it needs the C library's files for linking even
@@ -209,35 +216,37 @@ WRAPPER
   works_as_compiler "$deps/bin/g++"
 }
 
-bring_system_packages() {
-  local as packages=() wanted=() line
-  for line in "${missing[@]}"; do packages+=("${line##* }"); done
-  wanted=("${packages[@]}")
-  as=$(privilege)
-  if [[ $as != none ]]; then
-    [[ -n $compiler ]] || wanted+=(g++)
-    [[ -n $cmake ]] || wanted+=(cmake)
-    [[ -n $ninja ]] || wanted+=(ninja-build)
-    if [[ -z $python ]]; then
-      wanted+=(python3 python3-venv)
-    elif [[ -z $pip_ready ]]; then
-      wanted+=(python3-venv)
-    fi
-    ((${#wanted[@]})) || return 0
-    step "apt-get install ${wanted[*]}" install_packages "$as" "${wanted[@]}"
-    return
-  fi
+install_as() { # PRIVILEGE
+  local wanted=() line
+  for line in "${missing[@]}"; do wanted+=("${line##* }"); done
+  [[ -n $compiler ]] || wanted+=(g++)
+  [[ -n $cmake ]] || wanted+=(cmake)
+  [[ -n $ninja ]] || wanted+=(ninja-build)
+  [[ -n $python ]] || wanted+=(python3)
+  [[ -n $pip_ready ]] || wanted+=(python3-venv)
+  ((${#wanted[@]})) || return 0
+  step "apt-get install ${wanted[*]}" install_packages "$1" "${wanted[@]}"
+}
+
+unpack_without_root() {
+  local alone=() what=()
   [[ -n $python ]] || die "no Python 3.10 to 3.14: install python3, or set FEDSHARD_PYTHON"
-  [[ -n $pip_ready ]] || wanted+=(python3-pip-whl)
-  ((${#wanted[@]})) || [[ -z $compiler ]] || return 0
-  have_apt || die "missing, and no apt-get here to bring them: ${missing[*]}${compiler:+}$([[ -n $compiler ]] || echo ' a C++20 compiler')." \
-    "Load or install them (modules, Spack, conda) and name their folders in CMAKE_PREFIX_PATH; see docs/install.md"
-  if [[ -z $compiler ]]; then
-    step "unpack a compiler into .deps/toolchain (no root)" unpack_toolchain
+  [[ -n $pip_ready ]] || alone+=(python3-pip-whl)
+  what=("${missing[@]%% *}" "${alone[@]}")
+  [[ -n $compiler ]] || what+=("a C++20 compiler")
+  ((${#what[@]})) || return 0
+  have_apt || die "missing, and no apt-get here to bring them: $(printf '%s, ' "${what[@]}")\
+load or install them (modules, Spack, conda) and name their folders in CMAKE_PREFIX_PATH; see docs/install.md"
+  [[ -n $compiler ]] || step "unpack a compiler into .deps/toolchain (no root)" unpack_toolchain
+  if ((${#missing[@]} + ${#alone[@]})); then
+    step "unpack $(printf '%s ' "${missing[@]##* }" "${alone[@]}")into .deps (no root)" unpack_libraries "${alone[@]}"
   fi
-  if ((${#wanted[@]})); then
-    step "unpack ${wanted[*]} into .deps (no root)" unpack_libraries "${wanted[@]}"
-  fi
+}
+
+bring_system_packages() {
+  local as
+  as=$(privilege)
+  if [[ $as == none ]]; then unpack_without_root; else install_as "$as"; fi
 }
 
 make_venv() {
