@@ -145,6 +145,8 @@ void Engine::backward(const plan::Op& op, Pass& pass) {
   // that of a unit shared by the first and last stage): this unit's, and one whose reduction runs meanwhile.
   while (reducing() || (!unit.has_gradients() && reductions_.size() > 1)) finish_oldest_reduction();
   unit.prepare_gradients();
+  // Autograd reads the parameters through views it saved, so nothing but this wait tells it that they are there.
+  if (model_.plan.stages[op.stage].backward_reads_parameters) unit.gathered();
   at::Tensor& output = pass.outputs[op.stage];
   // A graph without parameters or inputs that need gradients has no backward; a unit of constants would be one.
   base::require(output.requires_grad(), "the output of stage '{}' depends on none of its parameters",

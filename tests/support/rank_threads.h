@@ -1,0 +1,42 @@
+// Runs the ranks of a layout as threads over the loopback transport.
+#pragma once
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "fedshard/comm/axes.h"
+#include "fedshard/comm/loopback.h"
+
+namespace fedshard::testing_support {
+
+// Calls body(rank, axes) for every rank, each on a thread of its own; rethrows the first exception. Returns the bytes
+// that all ranks sent.
+inline comm::Traffic on_ranks(const topology::Layout& layout, const std::function<void(int, comm::Axes&)>& body) {
+  comm::LoopbackWorld world(std::chrono::seconds(30));
+  comm::TrafficCounter counter(comm::groups_by_rank(layout));
+  std::mutex mutex;
+  std::exception_ptr first;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < layout.world(); ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        const auto backend = world.backend(rank);
+        comm::Axes axes = comm::make_axes(layout, rank, *backend, counter);
+        body(rank, axes);
+      } catch (...) {
+        {
+          const std::lock_guard lock(mutex);
+          if (!first) first = std::current_exception();
+        }
+        world.break_down();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  if (first) std::rethrow_exception(first);
+  return counter.read();
+}
+
+}  // namespace fedshard::testing_support

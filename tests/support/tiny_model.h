@@ -1,0 +1,112 @@
+// A small model of embedding, blocks and head with prime sizes, for tests of the engine; and the same model without any
+// sharding, as plain autograd on whole tensors.
+#pragma once
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <random>
+#include <vector>
+
+#include "fedshard/nn/unit_module.h"
+
+namespace fedshard::testing_support {
+
+struct TinyShape {
+  int vocab = 11, hidden = 7, inner = 5, blocks = 3;
+  bool tied = false;
+};
+
+inline nn::Model tiny_model(const TinyShape& shape) {
+  nn::Model model;
+  auto& plan = model.plan;
+  plan.units.push_back({"embedding", {{"table", {shape.vocab, shape.hidden}, {}}}});
+  if (shape.tied) plan.units[0].parameters.push_back({"gain", {1}, {}});
+  plan.stages.push_back({"embedding", 0, false});
+  model.stages.push_back([](nn::Parameters p, const at::Tensor&, const nn::MicroBatch& batch) {
+    return at::embedding(p[0], batch.tokens);
+  });
+  for (int b = 0; b < shape.blocks; ++b) {
+    const auto name = [&](const char* part) { return "block" + std::to_string(b) + "." + part; };
+    plan.units.push_back({name("unit"),
+                          {{name("scale"), {shape.hidden}, {}},
+                           {name("up"), {shape.inner, shape.hidden}, {}},
+                           {name("down"), {shape.hidden, shape.inner}, {}},
+                           {name("gain"), {1}, {}}}});
+    plan.stages.push_back({name("stage"), b + 1});
+    model.stages.push_back([](nn::Parameters p, const at::Tensor& x, const nn::MicroBatch&) {
+      return x + at::linear(at::tanh(at::linear(x * p[0], p[1])), p[2]) * p[3];
+    });
+  }
+  const int head_unit = shape.tied ? 0 : static_cast<int>(plan.units.size());
+  if (!shape.tied) plan.units.push_back({"head", {{"gain", {1}, {}}, {"projection", {shape.vocab, shape.hidden}, {}}}});
+  plan.stages.push_back({"head", head_unit});
+  model.stages.push_back([tied = shape.tied](nn::Parameters p, const at::Tensor& x, const nn::MicroBatch& batch) {
+    const at::Tensor logits = at::linear(x * p[tied ? 1 : 0], p[tied ? 0 : 1]).to(at::kFloat);
+    return at::cross_entropy_loss(logits.flatten(0, 1), batch.labels.flatten(), {}, at::Reduction::Sum, -100);
+  });
+  plan.validate();
+  return model;
+}
+
+// The value that element `index` (global) starts with.
+inline float tiny_value(std::int64_t index) {
+  return 0.5f * static_cast<float>(std::sin(1.7 * static_cast<double>(index) + 0.3));
+}
+
+// Sequences 0, 1, 2, ... of one endless stream; each depends on its number alone.
+inline nn::MicroBatch tiny_batch(std::int64_t first, std::int64_t count, std::int64_t length, int vocab) {
+  const at::Tensor ids = at::empty({count, length + 1}, at::kLong);
+  for (std::int64_t s = 0; s < count; ++s) {
+    std::mt19937_64 random(static_cast<std::uint64_t>(first + s) * 7919 + 1);
+    for (std::int64_t t = 0; t <= length; ++t) {
+      ids.data_ptr<std::int64_t>()[s * (length + 1) + t] =
+          static_cast<std::int64_t>(random() % static_cast<unsigned>(vocab));
+    }
+  }
+  return {ids.narrow(1, 0, length).contiguous(), ids.narrow(1, 1, length).contiguous()};
+}
+
+// Whole parameters, plain autograd.
+class TinyReference {
+ public:
+  explicit TinyReference(const nn::Model& model) : model_(model) {
+    std::int64_t index = 0;
+    for (const auto& unit : model.plan.units) {
+      parameters_.emplace_back();
+      for (const auto& spec : unit.parameters) {
+        at::Tensor value = at::empty(spec.shape, at::kFloat);
+        for (std::int64_t i = 0; i < value.numel(); ++i) value.data_ptr<float>()[i] = tiny_value(index++);
+        parameters_.back().push_back(value.set_requires_grad(true));
+      }
+    }
+  }
+
+  // The mean loss; gradients of it are left in .grad.
+  double backward(const nn::MicroBatch& batch) {
+    for (auto& unit : parameters_) {
+      for (auto& p : unit) p.mutable_grad().reset();
+    }
+    at::Tensor x;
+    for (std::size_t s = 0; s < model_.stages.size(); ++s) {
+      x = model_.stages[s](parameters_[model_.plan.stages[s].unit], x, batch);
+    }
+    const at::Tensor loss = x / batch.labels.ge(0).sum();
+    torch::autograd::backward({loss}, {});
+    return loss.item<double>();
+  }
+
+  // Of one unit, flattened in the order of its elements.
+  at::Tensor flat_unit(int unit, bool gradients) const {
+    std::vector<at::Tensor> parts;
+    for (const auto& p : parameters_[unit]) parts.push_back((gradients ? p.grad() : p.detach()).flatten());
+    return at::cat(parts);
+  }
+
+  std::vector<std::vector<at::Tensor>>& parameters() { return parameters_; }
+
+ private:
+  const nn::Model& model_;
+  std::vector<std::vector<at::Tensor>> parameters_;
+};
+
+}  // namespace fedshard::testing_support
