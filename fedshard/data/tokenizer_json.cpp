@@ -87,7 +87,7 @@ class Reader {
   }
 
   void refuse_unsupported(const json& root) const {
-    if (!root.is_object() || !root.contains("model")) damaged("it has no \"model\"");
+    if (!root.is_object() || !root.contains("model") || !root.at("model").is_object()) damaged("it has no \"model\"");
     for (const char* key : {"normalizer", "truncation", "padding"}) {
       if (is_off(root, key)) continue;
       const json& value = root.at(key);
