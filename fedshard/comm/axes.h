@@ -15,7 +15,8 @@ struct Axes {
 };
 
 // Called by every rank of the world. Equal groups only. `counter` must outlive the axes.
-Axes make_axes(const topology::Layout& layout, int rank, Backend& backend, TrafficCounter& counter);
+Axes make_axes(const topology::Layout& layout, int rank, Backend& backend, TrafficCounter& counter,
+               const Watcher& watcher = nullptr);
 
 // group_of[rank], for a TrafficCounter.
 std::vector<int> groups_by_rank(const topology::Layout& layout);

@@ -11,6 +11,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -35,6 +36,10 @@ struct Parcel {
   at::Tensor buffer;  // contiguous, on the CPU
 };
 
+// Told, on the communicator's worker thread, of each operation that begins: "reduce-scatter (reduce) on the shard axis
+// of group 0, replica 1". Lets a rank say where it was when a peer did not come.
+using Watcher = std::function<void(const std::string& what)>;
+
 class Communicator {
  public:
   explicit Communicator(Members members) : members_(std::move(members)) {}
@@ -56,7 +61,9 @@ class Communicator {
   virtual WorkPtr exchange(std::vector<Parcel> sends, std::vector<Parcel> receives, Purpose purpose,
                            WorkPtr after = nullptr) = 0;
 
-  // Sums a few numbers over the members, in member order, the same bits everywhere. Blocks. Counted as control.
+  // A few numbers of every member, by member. Blocks. Counted as control.
+  std::vector<std::vector<double>> collect(std::span<const double> values);
+  // Their sum in member order, the same bits everywhere.
   void sum(std::span<double> values);
 
  private:

@@ -69,8 +69,11 @@ Chunks equal_chunks(const at::Tensor& buffer, int n) {
 
 class RingCommunicator final : public Communicator {
  public:
-  RingCommunicator(Members members, std::unique_ptr<Transport> transport, TrafficCounter& counter)
-      : Communicator(std::move(members)), transport_(std::move(transport)), counter_(counter) {}
+  RingCommunicator(Members members, std::unique_ptr<Transport> transport, TrafficCounter& counter, Watcher watcher)
+      : Communicator(std::move(members)),
+        transport_(std::move(transport)),
+        counter_(counter),
+        watcher_(std::move(watcher)) {}
 
   WorkPtr all_gather(const at::Tensor& buffer, Purpose purpose, WorkPtr after) override {
     return run("all-gather", purpose, std::move(after),
@@ -120,6 +123,7 @@ class RingCommunicator final : public Communicator {
       ++operations_;
       what_ = what;
       purpose_ = purpose;
+      if (watcher_) watcher_(fmt::format("{} ({}) on the {}", what, name_of(purpose), members().name));
       body();
     });
   }
@@ -197,6 +201,7 @@ class RingCommunicator final : public Communicator {
 
   std::unique_ptr<Transport> transport_;
   TrafficCounter& counter_;
+  Watcher watcher_;
   // What the worker is at, for its error messages; touched by the worker alone.
   std::int64_t operations_ = 0;
   const char* what_ = "";
@@ -207,8 +212,8 @@ class RingCommunicator final : public Communicator {
 }  // namespace
 
 std::unique_ptr<Communicator> make_ring_communicator(Members members, std::unique_ptr<Transport> transport,
-                                                     TrafficCounter& counter) {
-  return std::make_unique<RingCommunicator>(std::move(members), std::move(transport), counter);
+                                                     TrafficCounter& counter, Watcher watcher) {
+  return std::make_unique<RingCommunicator>(std::move(members), std::move(transport), counter, std::move(watcher));
 }
 
 }  // namespace fedshard::comm

@@ -11,6 +11,6 @@ namespace fedshard::comm {
 
 // `counter` must outlive the communicator. Destruction waits for the operations already queued.
 std::unique_ptr<Communicator> make_ring_communicator(Members members, std::unique_ptr<Transport> transport,
-                                                     TrafficCounter& counter);
+                                                     TrafficCounter& counter, Watcher watcher = nullptr);
 
 }  // namespace fedshard::comm

@@ -1,0 +1,49 @@
+#include "fedshard/eval/perplexity.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <vector>
+
+namespace fedshard::eval {
+namespace {
+
+// `count` sequences from `first` on, filled up with masked ones to `batch`.
+nn::MicroBatch batch_of(const data::TokenDataset& dataset, std::int64_t first, std::int64_t count, std::int64_t batch) {
+  const std::int64_t length = dataset.seq_len();
+  const at::Tensor ids = at::zeros({batch, length + 1}, at::kInt);
+  const std::span<std::int32_t> out(ids.mutable_data_ptr<std::int32_t>(), static_cast<std::size_t>(ids.numel()));
+  for (std::int64_t i = 0; i < count; ++i) {
+    dataset.read(first + i,
+                 out.subspan(static_cast<std::size_t>(i * (length + 1)), static_cast<std::size_t>(length + 1)));
+  }
+  const at::Tensor wide = ids.to(at::kLong);
+  nn::MicroBatch result{wide.narrow(1, 0, length).contiguous(), wide.narrow(1, 1, length).contiguous()};
+  result.labels.narrow(0, count, batch - count).fill_(-100);
+  return result;
+}
+
+}  // namespace
+
+double EvalResult::perplexity() const { return std::exp(loss); }
+
+EvalResult evaluate(shard::Engine& engine, const shard::Arena& parameters, const data::TokenDataset& dataset, int world,
+                    int rank, comm::Axes& axes, const EvalOptions& options) {
+  const data::EvalSlice slice = data::eval_slice(dataset.size(), world, rank, options.batch);
+  const std::int64_t passes = options.max_passes > 0 ? std::min(options.max_passes, slice.passes) : slice.passes;
+  std::array<double, 2> sums{};  // losses, tokens
+  for (std::int64_t pass = 0; pass < passes; ++pass) {
+    const std::int64_t done = pass * options.batch;
+    const std::int64_t count = std::clamp<std::int64_t>(slice.count - done, 0, options.batch);
+    const shard::LossSum sum = engine.evaluate(batch_of(dataset, slice.first + done, count, options.batch), parameters);
+    sums[0] += sum.loss;
+    sums[1] += sum.tokens;
+  }
+  axes.group->sum(sums);
+  axes.federation->sum(sums);
+  return {sums[1] > 0 ? sums[0] / sums[1] : 0.0, static_cast<std::int64_t>(sums[1])};
+}
+
+}  // namespace fedshard::eval

@@ -1,0 +1,27 @@
+// Perplexity over an evaluation set: the exponential of (sum of losses / sum of tokens) over all ranks, never a mean of
+// means. Every rank makes the same number of forward passes, because they gather together; a rank whose sequences have
+// run out goes on with masked ones.
+#pragma once
+#include <cstdint>
+
+#include "fedshard/data/loader.h"
+#include "fedshard/shard/engine.h"
+
+namespace fedshard::eval {
+
+struct EvalOptions {
+  std::int64_t batch = 1;       // sequences a rank and pass
+  std::int64_t max_passes = 0;  // 0: the whole set
+};
+
+struct EvalResult {
+  double loss = 0;  // mean over `tokens`
+  std::int64_t tokens = 0;
+  double perplexity() const;
+};
+
+// Collective over the world; the set is dealt over all ranks of all groups. `parameters` in place of the engine's own.
+EvalResult evaluate(shard::Engine& engine, const shard::Arena& parameters, const data::TokenDataset& dataset, int world,
+                    int rank, comm::Axes& axes, const EvalOptions& options);
+
+}  // namespace fedshard::eval

@@ -1,0 +1,59 @@
+// A round: what the groups do together every K steps.
+//
+// In order: propose (the coordinator names participants and their tokens), exchange out of place, ready, COMMIT (the
+// coordinator has named one list of participants for all shards), new parameters to every replica, digest. Until the
+// commit nothing is changed, so a round happens for everyone with the same participants, or not at all.
+#pragma once
+#include <cstdint>
+
+#include "fedshard/base/clock.h"
+#include "fedshard/control/client.h"
+#include "fedshard/federation/exchange.h"
+#include "fedshard/federation/weights.h"
+#include "fedshard/shard/engine.h"
+
+namespace fedshard::federation {
+
+struct RoundInput {
+  std::int64_t round = 1;   // counted from 1
+  std::int64_t step = 0;    // updates done
+  std::int64_t tokens = 0;  // of this group, since the last round
+  bool wants_stop = false;  // this rank would like the run to end here
+};
+
+struct RoundOutcome {
+  std::vector<double> weights;  // by group
+  std::uint64_t digest = 0;     // of the new parameters, equal in all groups
+  double seconds = 0;
+  bool stop = false;  // some rank wanted to stop: all end after this round
+};
+
+// The federation as one rank sees it. Not safe from several threads.
+class Federation {
+ public:
+  // The references must outlive the federation.
+  Federation(const topology::Layout& layout, int rank, WeightPolicy policy, shard::Engine& engine, comm::Axes& axes,
+             control::CoordinatorClient& coordinator);
+
+  // FedAvg over the groups: afterwards every rank of every group holds its part of the weighted mean. Throws
+  // PeersLostError where somebody fails before the commit (the parameters are then the old ones) or after it, RunError
+  // where groups or replicas end with different parameters.
+  RoundOutcome run_round(const RoundInput& input);
+
+  // The groups' weighted mean, by the tokens since the last round, in an arena of its own; no state is touched. The
+  // engine's own parameters where no group has trained since the last round. Collective over the world.
+  shard::Arena mean_parameters(std::int64_t tokens_since_round);
+
+ private:
+  std::uint64_t digest_of_group();
+
+  const topology::Layout& layout_;
+  WeightPolicy policy_;
+  shard::Engine& engine_;
+  comm::Axes& axes_;
+  control::CoordinatorClient& coordinator_;
+  Exchange exchange_;
+  base::SteadyClock clock_;
+};
+
+}  // namespace fedshard::federation
