@@ -1,7 +1,6 @@
 # The libraries that the project stands on. Every one is looked up through CMAKE_PREFIX_PATH first, so that modules,
 # Spack, conda and the project-local prefix of scripts/bootstrap.sh all work.
 find_package(Threads REQUIRED)
-find_package(nlohmann_json REQUIRED)
 # Modules of a cluster often set only what compilers read.
 set(fedshard_include_hints ENV CPATH ENV CPLUS_INCLUDE_PATH)
 set(fedshard_library_hints ENV LIBRARY_PATH)
@@ -62,6 +61,8 @@ function(fedshard_find target header library)
   endif()
 endfunction()
 fedshard_find(cli11 CLI/CLI.hpp "")
+fedshard_find(nlohmann_json nlohmann/json.hpp "")
+add_library(nlohmann_json::nlohmann_json ALIAS nlohmann_json)
 fedshard_find(tomlplusplus toml++/toml.h tomlplusplus)
 target_compile_definitions(tomlplusplus INTERFACE TOML_HEADER_ONLY=0)
 fedshard_find(simdjson simdjson.h simdjson)
