@@ -47,7 +47,7 @@ Header read_header(const base::MappedFile& file) {
   const std::string name = file.path().string();
   const std::span<const std::byte> bytes = file.bytes();
   Header header{};
-  std::memcpy(&header, bytes.data(), std::min(bytes.size(), sizeof(header)));
+  std::copy_n(bytes.begin(), std::min(bytes.size(), sizeof(header)), reinterpret_cast<std::byte*>(&header));
   if (header.magic != kMagic) {
     base::fail<base::UsageError>("{}: is not a token file; make one with `fedshard data prepare`", name);
   }
