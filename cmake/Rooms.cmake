@@ -8,6 +8,10 @@ set(fedshard_extern_checkpoint nlohmann_json::nlohmann_json)
 set(fedshard_extern_train tomlplusplus nlohmann_json::nlohmann_json)
 set(fedshard_extern_cli cli11)
 
+# Alone, so that a new version compiles one file and not the house.
+set_source_files_properties("${PROJECT_SOURCE_DIR}/fedshard/train/version.cpp" PROPERTIES
+                            SKIP_PRECOMPILE_HEADERS ON COMPILE_DEFINITIONS FEDSHARD_VERSION="${PROJECT_VERSION}")
+
 # ATen and autograd cost 8 s of compile time a file; precompiled once, about 1 s.
 add_library(fedshard_torch_pch STATIC "${PROJECT_SOURCE_DIR}/cmake/torch_pch.cpp")
 target_link_libraries(fedshard_torch_pch PUBLIC fedshard_options torch_headers fmt_headers Threads::Threads)

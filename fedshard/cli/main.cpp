@@ -1,1 +1,94 @@
-int main() { return 0; }
+// The command line. The one file that includes CLI11, which takes 13 s to compile; each subcommand is a plain function
+// in a file of its own.
+#include <CLI/CLI.hpp>
+#include <exception>
+#include <functional>
+#include <iostream>
+
+#include "fedshard/base/error.h"
+#include "fedshard/cli/data.h"
+#include "fedshard/cli/train.h"
+#include "fedshard/train/version.h"
+
+namespace {
+
+using fedshard::cli::DataEncodeArgs;
+using fedshard::cli::DataInspectArgs;
+using fedshard::cli::DataPrepareArgs;
+using fedshard::cli::TrainArgs;
+
+void add_train(CLI::App& app, TrainArgs& args) {
+  CLI::App* train = app.add_subcommand("train", "Train as a config file says, on local ranks or as one rank of a job");
+  train->add_option("config", args.config, "The TOML file (docs/configuration.md)")->required();
+  train->add_option("--ranks", args.ranks, "Start this many ranks here (default: the launcher's environment, else 1)")
+      ->check(CLI::PositiveNumber);
+  train->add_option("--set", args.overrides, "Override a key: table.key=value; may be repeated")
+      ->allow_extra_args(false);
+  train->add_flag("--dry-run", args.dry_run, "Print config, layout, memory and traffic; start nothing");
+}
+
+void add_data(CLI::App& app, DataPrepareArgs& prepare_args, DataInspectArgs& inspect_args,
+              DataEncodeArgs& encode_args) {
+  CLI::App* data = app.add_subcommand("data", "Turn text into token files and look at them");
+  data->require_subcommand(1);
+  CLI::App* prepare = data->add_subcommand("prepare", "Text (.txt, .jsonl) to one token file");
+  prepare->add_option("inputs", prepare_args.inputs, "Files or globs, in this order")->required();
+  prepare->add_option("-o,--output", prepare_args.output, "The token file")->required();
+  prepare->add_option("--tokenizer", prepare_args.tokenizer, "'byte' or a tokenizer.json")->capture_default_str();
+  prepare->add_option("--bad-records", prepare_args.bad_records, "What to do with unreadable JSON lines")
+      ->check(CLI::IsMember({"fail", "skip"}))
+      ->capture_default_str();
+  CLI::App* inspect = data->add_subcommand("inspect", "Print and verify token files");
+  inspect->add_option("files", inspect_args.files, "Token files")->required();
+  inspect->add_option("--tokenizer", inspect_args.tokenizer, "Decode the beginning with this tokenizer");
+  inspect->add_option("--head", inspect_args.head, "How many tokens of it")->capture_default_str();
+  inspect->add_option("--order", inspect_args.order, "Print the first so many sequences in the order of consumption");
+  inspect->add_option("--seed", inspect_args.seed, "[training] seed, for --order")->capture_default_str();
+  inspect->add_option("--seq-len", inspect_args.seq_len, "[training] seq_len, for --order");
+  CLI::App* encode = data->add_subcommand("encode", "Print the token ids of text");
+  encode->add_option("input", encode_args.input, "A file, or - for standard input")->capture_default_str();
+  encode->add_option("--tokenizer", encode_args.tokenizer, "'byte' or a tokenizer.json")->capture_default_str();
+  encode->add_flag("--jsonl", encode_args.jsonl, "The input's lines are JSON records, each a document");
+}
+
+std::string version_line() {
+  std::string line;
+  for (const auto& [name, version] : fedshard::train::versions())
+    line += (line.empty() ? "" : ", ") + name + " " + version;
+  return line;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("fedshard: pre-training of language models with federated sharded data parallelism");
+  app.set_version_flag("--version", version_line());
+  app.require_subcommand(1);
+  TrainArgs train;
+  DataPrepareArgs prepare;
+  DataInspectArgs inspect;
+  DataEncodeArgs encode;
+  add_train(app, train);
+  add_data(app, prepare, inspect, encode);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& e) {
+    return app.exit(e);
+  } catch (const CLI::ParseError& e) {
+    app.exit(e);
+    return static_cast<int>(fedshard::base::ExitStatus::usage);
+  }
+  try {
+    if (app.got_subcommand("train")) return fedshard::cli::train(train);
+    const CLI::App* data = app.get_subcommand("data");
+    if (data->got_subcommand("prepare")) return fedshard::cli::data_prepare(prepare);
+    if (data->got_subcommand("inspect")) return fedshard::cli::data_inspect(inspect);
+    return fedshard::cli::data_encode(encode);
+  } catch (const fedshard::base::Error& e) {
+    std::cerr << "fedshard: " << e.what() << "\n";
+    return static_cast<int>(e.status());
+  } catch (const std::exception& e) {
+    std::cerr << "fedshard: " << e.what() << "\n";
+    return static_cast<int>(fedshard::base::ExitStatus::failed);
+  }
+}

@@ -13,7 +13,8 @@ struct Store::Native {
 Store::Store(std::unique_ptr<Native> native) : native_(std::move(native)) {}
 Store::~Store() = default;
 
-std::shared_ptr<Store> Store::serve(int listening_fd, int port, std::chrono::milliseconds timeout) {
+std::shared_ptr<Store> Store::serve(int listening_fd, const std::string& address, int port,
+                                    std::chrono::milliseconds timeout) {
   c10d::TCPStoreOptions options;
   options.port = static_cast<std::uint16_t>(port);
   options.isServer = true;
@@ -22,9 +23,9 @@ std::shared_ptr<Store> Store::serve(int listening_fd, int port, std::chrono::mil
   options.masterListenFd = listening_fd;
   try {
     return std::shared_ptr<Store>(
-        new Store(std::make_unique<Native>(Native{c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options)})));
+        new Store(std::make_unique<Native>(Native{c10::make_intrusive<c10d::TCPStore>(address, options)})));
   } catch (const std::exception& e) {
-    base::fail<base::RunError>("cannot serve the store on port {}: {}", port, e.what());
+    base::fail<base::RunError>("cannot serve the store at {}:{}: {}", address, port, e.what());
   }
 }
 

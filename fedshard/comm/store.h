@@ -13,8 +13,9 @@ namespace fedshard::comm {
 
 class Store {
  public:
-  // Serves the store on a listening socket (taken over) and is a client of it.
-  static std::shared_ptr<Store> serve(int listening_fd, int port, std::chrono::milliseconds timeout);
+  // Serves the store on a socket (taken over) that listens at address:port, and is a client of it.
+  static std::shared_ptr<Store> serve(int listening_fd, const std::string& address, int port,
+                                      std::chrono::milliseconds timeout);
   // Connects to one that is served elsewhere. Throws PeersLostError naming the address where nobody answers in time.
   static std::shared_ptr<Store> connect(const std::string& address, int port, std::chrono::milliseconds timeout);
 

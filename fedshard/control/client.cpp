@@ -90,7 +90,7 @@ class CoordinatorClient::Line {
   void send_outbox(zmq::socket_t& socket);
   void receive_all(zmq::socket_t& socket);
   void receive(Message message);
-  void lose(const std::string& reason);
+  void lose(const std::string& reason, ExitStatus status);
   void leave_if_due();
   std::chrono::milliseconds patience(Time next_heartbeat) const;
 
@@ -181,8 +181,16 @@ Answer CoordinatorClient::Line::ask(const Message& question, double patience_s, 
 void CoordinatorClient::Line::run() {
   try {
     converse(socket_);
+  } catch (const base::Error& e) {
+    lose(e.what(), e.status());
   } catch (const std::exception& e) {
-    lose(fmt::format("{}: the line to the coordinator broke: {}", who(), e.what()));
+    lose(fmt::format("{}: the line to the coordinator broke: {}", who(), e.what()), ExitStatus::failed);
+  }
+  if (exit_at_) {  // nothing is left to do but that
+    std::unique_lock lock(mutex_);
+    const bool closed = changed_.wait_until(lock, *exit_at_, [this] { return closing_; });
+    lock.unlock();
+    if (!closed) leave_if_due();
   }
   socket_.close();  // both wait until what was sent has left, for at most the linger time
   context_.close();
@@ -223,7 +231,12 @@ void CoordinatorClient::Line::send_outbox(zmq::socket_t& socket) {
     const std::lock_guard lock(mutex_);
     frames.swap(outbox_);
   }
-  for (const std::string& frame : frames) socket.send(zmq::buffer(frame), zmq::send_flags::none);
+  for (const std::string& frame : frames) {
+    // There is no limit on what waits to be sent, so a socket that takes nothing has lost its other end for good.
+    if (socket.send(zmq::buffer(frame), zmq::send_flags::dontwait)) continue;
+    fail<base::UsageError>("{}: the coordinator at {} refused this rank: the run token is not its own", who(),
+                           options_.endpoint);
+  }
 }
 
 void CoordinatorClient::Line::receive_all(zmq::socket_t& socket) {
@@ -231,7 +244,9 @@ void CoordinatorClient::Line::receive_all(zmq::socket_t& socket) {
   while (socket.recv(frame, zmq::recv_flags::dontwait)) {
     std::string why;
     auto message = decode(frame.to_string_view(), why);
-    if (!message) return lose(fmt::format("{}: the coordinator sent a frame that is not valid: {}", who(), why));
+    if (!message)
+      return lose(fmt::format("{}: the coordinator sent a frame that is not valid: {}", who(), why),
+                  ExitStatus::failed);
     receive(std::move(*message));
   }
 }
@@ -252,8 +267,8 @@ void CoordinatorClient::Line::receive(Message message) {
   if (options_.on_abort) options_.on_abort(*first_abort);
 }
 
-void CoordinatorClient::Line::lose(const std::string& reason) {
-  receive(Abort{reason, static_cast<int>(ExitStatus::failed)});
+void CoordinatorClient::Line::lose(const std::string& reason, ExitStatus status) {
+  receive(Abort{reason, static_cast<int>(status)});
 }
 
 void CoordinatorClient::Line::leave_if_due() {

@@ -21,17 +21,17 @@ struct ClientOptions {
   RunToken token;
   int rank = 0;
   int group = 0;
-  std::string version;        // of the program
-  std::string config_digest;  // of the resolved configuration
+  std::string version{};        // of the program
+  std::string config_digest{};  // of the resolved configuration
   // Seconds of real time.
   double join_s = 120;    // for the coordinator's welcome
   double answer_s = 660;  // for each answer in a round; longer than the coordinator's own deadline, which names ranks
   double heartbeat_s = 1;
   // On the client's thread, once. Must return soon, not throw, and not close the client.
-  std::function<void(const Abort&)> on_abort;
+  std::function<void(const Abort&)> on_abort{};
   // With a value: so many seconds after an abort the process prints the reason on standard error and leaves by _exit
   // with the abort's status, unless the client has been closed by then.
-  std::optional<double> exit_on_abort_s;
+  std::optional<double> exit_on_abort_s{};
 };
 
 // All methods are safe from any thread, but only one thread at a time may wait for an answer. Methods that wait throw
@@ -40,7 +40,7 @@ struct ClientOptions {
 class CoordinatorClient {
  public:
   // Says hello and waits for the welcome. Throws as the waiting methods do: PeersLostError where nobody answers at the
-  // endpoint or the run token is wrong (the coordinator stays silent then).
+  // endpoint (or holds another server key), UsageError where the coordinator refuses this rank's key.
   explicit CoordinatorClient(ClientOptions options);
   ~CoordinatorClient();  // sends what is queued (at most a second), but says no goodbye
   CoordinatorClient(const CoordinatorClient&) = delete;

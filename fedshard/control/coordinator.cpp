@@ -101,7 +101,7 @@ Coordinator::Server::Server(CoordinatorOptions options)
   const std::string& address = options_.bind_address;
   status_ = state_.status();
   gate_.set(zmq::sockopt::linger, 0);
-  gate_.bind("inproc://zeromq.zap");  // before the router: without a gate, every connection is let in
+  gate_.bind("inproc://zeromq.zap.01");  // before the router: without a gate, every connection is let in
   router_.set(zmq::sockopt::linger, kLingerMs);
   router_.set(zmq::sockopt::curve_server, true);
   router_.set(zmq::sockopt::curve_secretkey, options_.token.server_secret());

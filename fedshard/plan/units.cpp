@@ -22,6 +22,11 @@ std::int64_t UnitSpec::offset_of(int parameter) const {
   return offset;
 }
 
+std::int64_t UnitSpec::arena_numel(std::int64_t shards) const {
+  constexpr std::int64_t kAlignment = 16;  // elements of fp32: one cache line, one AVX-512 register
+  return (shard_numel(shards) + kAlignment - 1) / kAlignment * kAlignment;
+}
+
 std::int64_t ModelPlan::numel() const { return global_offset(static_cast<int>(units.size())); }
 
 std::int64_t ModelPlan::global_offset(int unit) const {

@@ -38,6 +38,8 @@ struct UnitSpec {
   std::int64_t offset_of(int parameter) const;
   // Elements a rank holds and moves: ceil(N_u / F). The last shards may be partly or wholly padding.
   std::int64_t shard_numel(std::int64_t shards) const { return (numel() + shards - 1) / shards; }
+  // Elements that a shard takes up in an arena of fp32, with the gap that aligns the next one.
+  std::int64_t arena_numel(std::int64_t shards) const;
 };
 
 struct StageSpec {

@@ -5,18 +5,13 @@
 #include "fedshard/base/error.h"
 
 namespace fedshard::shard {
-namespace {
-
-constexpr std::int64_t kAlignment = 16;  // elements of fp32: one cache line, one AVX-512 register
-
-}  // namespace
 
 ArenaMap::ArenaMap(const plan::ModelPlan& plan, int shards, int shard) : shards_(shards), shard_(shard) {
   for (const plan::UnitSpec& unit : plan.units) {
     offsets_.push_back(total_);
     shard_numel_.push_back(unit.shard_numel(shards));
     ranges_.push_back(topology::shard_range(unit.numel(), shards, shard));
-    total_ += (shard_numel_.back() + kAlignment - 1) / kAlignment * kAlignment;
+    total_ += unit.arena_numel(shards);
   }
 }
 

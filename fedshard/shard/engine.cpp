@@ -102,7 +102,7 @@ void Engine::run(const plan::Op& op, Pass& pass) {
       break;
     case plan::OpKind::reduce:
       units_[op.unit]->reduce();
-      reductions_.push_back({op.unit, op.micro_step > 0});
+      reductions_.begin(op);
       break;
     case plan::OpKind::step:
       if (!pass.result) pass.result = finish_gradients(pass);
@@ -138,12 +138,7 @@ void Engine::forward(const plan::Op& op, Pass& pass) {
 
 void Engine::backward(const plan::Op& op, Pass& pass) {
   ShardedUnit& unit = *units_[op.unit];
-  const auto reducing = [&] {
-    return std::any_of(reductions_.begin(), reductions_.end(), [&](const Reduction& r) { return r.unit == op.unit; });
-  };
-  // A unit's buffer is free again when its earlier reduction is over. At most two buffers are in use at a time (and
-  // that of a unit shared by the first and last stage): this unit's, and one whose reduction runs meanwhile.
-  while (reducing() || (!unit.has_gradients() && reductions_.size() > 1)) finish_oldest_reduction();
+  while (reductions_.must_finish_before(op.unit, unit.has_gradients())) finish_oldest_reduction();
   unit.prepare_gradients();
   // Autograd reads the parameters through views it saved, so nothing but this wait tells it that they are there.
   if (model_.plan.stages[op.stage].backward_reads_parameters) unit.gathered();
@@ -161,8 +156,7 @@ void Engine::backward(const plan::Op& op, Pass& pass) {
 }
 
 void Engine::finish_oldest_reduction() {
-  const Reduction oldest = reductions_.front();
-  reductions_.pop_front();
+  const plan::Reduction oldest = reductions_.take_oldest();
   units_[oldest.unit]->finish_reduce(gradients_, oldest.add);
 }
 

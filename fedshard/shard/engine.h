@@ -6,7 +6,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <span>
@@ -14,6 +13,7 @@
 
 #include "fedshard/comm/axes.h"
 #include "fedshard/nn/unit_module.h"
+#include "fedshard/plan/reductions.h"
 #include "fedshard/plan/schedule.h"
 #include "fedshard/shard/arena.h"
 #include "fedshard/shard/state.h"
@@ -68,7 +68,8 @@ class Engine {
   const ArenaMap& map() const { return map_; }
   const Arena& parameters() const { return parameters_; }
   const Arena& gradients() const { return gradients_; }
-  std::int64_t buffer_bytes() const { return pool_.bytes(); }  // gathered units and gradients under way
+  // The most that gathered units and gradients under way have taken at once; plan::predict_memory knows it beforehand.
+  std::int64_t peak_buffer_bytes() const { return pool_.peak_bytes(); }
   void observe(OpObserver observer) { observer_ = std::move(observer); }
 
  private:
@@ -88,11 +89,7 @@ class Engine {
   BufferPool pool_;
   std::vector<std::unique_ptr<ShardedUnit>> units_;
   plan::Schedule step_schedule_, evaluation_schedule_;
-  struct Reduction {
-    int unit;
-    bool add;
-  };
-  std::deque<Reduction> reductions_;  // under way, oldest first
+  plan::ReductionQueue reductions_;
   OpObserver observer_;
 };
 

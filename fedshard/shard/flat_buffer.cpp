@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/StorageImpl.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "fedshard/base/error.h"
@@ -13,6 +14,7 @@ c10::DataPtr BufferPool::take(std::size_t bytes, at::Device device) {
   auto& kept = kept_[bytes];
   if (kept.empty()) {
     bytes_ += static_cast<std::int64_t>(bytes);
+    peak_bytes_ = std::max(peak_bytes_, bytes_);
     return c10::GetAllocator(device.type())->allocate(bytes);
   }
   c10::DataPtr data = std::move(kept.back());
@@ -20,14 +22,23 @@ c10::DataPtr BufferPool::take(std::size_t bytes, at::Device device) {
   return data;
 }
 
-void BufferPool::give_back(c10::DataPtr data, std::size_t bytes) { kept_[bytes].push_back(std::move(data)); }
+void BufferPool::give_back(c10::DataPtr data, std::size_t bytes) {
+  if (owners_.at(bytes).size() > 1) {
+    kept_[bytes].push_back(std::move(data));
+  } else {
+    bytes_ -= static_cast<std::int64_t>(bytes);
+    data.clear();
+  }
+}
 
-FlatBuffer::FlatBuffer(std::int64_t numel, at::ScalarType dtype, at::Device device, BufferPool& pool) : pool_(pool) {
+FlatBuffer::FlatBuffer(std::int64_t numel, at::ScalarType dtype, at::Device device, BufferPool& pool, int owner)
+    : pool_(pool) {
   // A storage of the right size without bytes; at::empty would allocate them first.
   const std::size_t bytes = static_cast<std::size_t>(numel) * c10::elementSize(dtype);
   c10::Storage storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
                                                              c10::DataPtr(nullptr, device),
                                                              c10::GetAllocator(device.type()), /*resizable=*/false));
+  pool.register_size(bytes, owner);
   flat_ = at::empty({0}, at::TensorOptions().dtype(dtype).device(device)).set_(storage, 0, {numel}, {1});
 }
 

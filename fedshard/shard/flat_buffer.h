@@ -9,27 +9,35 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <vector>
 
 namespace fedshard::shard {
 
-// Keeps freed buffers for the next unit of the same size, so that training allocates nothing after its first step.
+// Keeps freed buffers of a size that several owners share (the blocks'), so that gathering one after another allocates
+// nothing after the first step. A size that one owner alone uses (the embedding's, the head's) is freed when dropped.
+// plan/memory.cpp predicts its bytes and follows the same rules.
 // Not safe from several threads; one an engine.
 class BufferPool {
  public:
+  // Announces that `owner` (a unit) will take buffers of this size, one or more at a time. All owners announce
+  // theirs before the first take().
+  void register_size(std::size_t bytes, int owner) { owners_[bytes].insert(owner); }
   c10::DataPtr take(std::size_t bytes, at::Device device);
   void give_back(c10::DataPtr data, std::size_t bytes);
-  std::int64_t bytes() const { return bytes_; }  // allocated in all, in use or kept
+  std::int64_t bytes() const { return bytes_; }  // allocated now, in use or kept
+  std::int64_t peak_bytes() const { return peak_bytes_; }
 
  private:
+  std::map<std::size_t, std::set<int>> owners_;
   std::map<std::size_t, std::vector<c10::DataPtr>> kept_;
-  std::int64_t bytes_ = 0;
+  std::int64_t bytes_ = 0, peak_bytes_ = 0;
 };
 
-// `pool` must outlive the buffer.
+// `pool` must outlive the buffer. `owner` is whoever the pool shall know it by: the index of its unit.
 class FlatBuffer {
  public:
-  FlatBuffer(std::int64_t numel, at::ScalarType dtype, at::Device device, BufferPool& pool);
+  FlatBuffer(std::int64_t numel, at::ScalarType dtype, at::Device device, BufferPool& pool, int owner);
   ~FlatBuffer();
   FlatBuffer(const FlatBuffer&) = delete;
   FlatBuffer& operator=(const FlatBuffer&) = delete;

@@ -1,0 +1,84 @@
+#include "fedshard/cli/train.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdio>
+
+#include "fedshard/base/error.h"
+#include "fedshard/base/log.h"
+#include "fedshard/comm/store.h"
+#include "fedshard/control/launch.h"
+#include "fedshard/control/place.h"
+#include "fedshard/control/ports.h"
+#include "fedshard/train/dry_run.h"
+#include "fedshard/train/host.h"
+#include "fedshard/train/inputs.h"
+#include "fedshard/train/rank.h"
+
+namespace fedshard::cli {
+namespace {
+
+constexpr const char* kLoopback = "127.0.0.1";
+constexpr double kLastWordsS = 5;
+
+int launch_ranks(const TrainArgs& args, const train::Config& config, const topology::Layout& layout) {
+  // Inputs are opened here once, so that whatever is wrong with them is said before a rank exists, and raw text is
+  // prepared by one process.
+  train::open_inputs(config, [](const data::PrepareProgress& p) {
+    if (::isatty(STDERR_FILENO) == 0) return;
+    fmt::print(stderr, "\rpreparing text: {} of {} MiB{}", p.bytes >> 20, p.total_bytes >> 20,
+               p.bytes == p.total_bytes ? "\n" : "");
+  });
+  // A port that the user fixed is taken as it is, or refused; otherwise the system chooses.
+  const auto fixed = control::process_environment("MASTER_PORT");
+  int port = 0;
+  if (fixed && std::sscanf(fixed->c_str(), "%d", &port) != 1) {
+    base::fail<base::UsageError>("MASTER_PORT is '{}', which is no port", *fixed);
+  }
+  control::ListeningSocket socket = control::listen_on(kLoopback, port);
+  port = socket.port();
+  train::RunHost host(config, layout, kLoopback);
+  base::log_to_file(host.folder().path() / "ranks" / "launcher.log.txt");
+  base::log_as("launcher");
+  const auto store = comm::Store::serve(socket.release(), kLoopback, port,
+                                        std::chrono::milliseconds(static_cast<int>(config.comm.timeout_s * 1000)));
+  control::LocalLaunch launch;
+  launch.arguments = {"train", args.config};
+  for (const std::string& override_text : args.overrides) {
+    launch.arguments.push_back("--set");
+    launch.arguments.push_back(override_text);
+  }
+  launch.group_sizes = layout.sizes();
+  launch.master_address = kLoopback;
+  launch.master_port = port;
+  launch.coordinator = host.endpoint();
+  launch.run_token = host.run_token();
+  launch.output_folder = host.folder().path() / "ranks";
+  launch.reported_error = [&] { return host.status().first_error; };
+  const control::LaunchResult result = control::run_local(launch);
+  host.finish(result.status == 0 ? kLastWordsS : 0);
+  if (!result.message.empty()) {
+    base::log_error("{}", result.message);
+    fmt::print(stderr, "fedshard: {}\n", result.message);
+  }
+  return result.status;
+}
+
+}  // namespace
+
+int train(const TrainArgs& args) {
+  const train::Config config = train::load_config(args.config, args.overrides);
+  const auto place = args.ranks ? std::nullopt : control::place_from_environment(control::process_environment);
+  const int world = args.ranks ? *args.ranks : place ? place->world_size : 1;
+  const topology::Layout layout = train::validate(config, world);
+  if (args.dry_run) {
+    if (!place || place->rank == 0) train::print_dry_run(config, layout);
+    return 0;
+  }
+  layout.require_equal_groups();
+  if (place) return static_cast<int>(train::run_rank(config, *place));
+  return launch_ranks(args, config, layout);
+}
+
+}  // namespace fedshard::cli

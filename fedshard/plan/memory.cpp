@@ -1,0 +1,197 @@
+#include "fedshard/plan/memory.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "fedshard/base/error.h"
+#include "fedshard/base/quantities.h"
+#include "fedshard/plan/reductions.h"
+
+namespace fedshard::plan {
+namespace {
+
+constexpr std::int64_t kFp32 = 4;
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+enum BufferUse { kGathered, kGradients, kUses };
+
+// shard::BufferPool as bookkeeping: how many bytes are allocated, and what each buffer is or was used for.
+class PoolForecast {
+ public:
+  void register_size(std::int64_t bytes, int unit) { units_[bytes].insert(unit); }
+
+  void take(std::int64_t bytes, BufferUse use) {
+    auto& kept = kept_[bytes];
+    if (!kept.empty()) {
+      bytes_[kept.back()] -= bytes;
+      kept.pop_back();
+    }
+    bytes_[use] += bytes;
+    if (bytes_[kGathered] + bytes_[kGradients] > peak_[kGathered] + peak_[kGradients]) {
+      std::copy(bytes_, bytes_ + kUses, peak_);
+    }
+  }
+
+  void give_back(std::int64_t bytes, BufferUse use) {
+    if (units_.at(bytes).size() > 1) {
+      kept_[bytes].push_back(use);
+    } else {
+      bytes_[use] -= bytes;
+    }
+  }
+
+  std::int64_t peak(BufferUse use) const { return peak_[use]; }  // at the moment when the sum was largest
+
+ private:
+  std::map<std::int64_t, std::set<int>> units_;          // that have a buffer of a size
+  std::map<std::int64_t, std::vector<BufferUse>> kept_;  // by size; the use that each was last put to
+  std::int64_t bytes_[kUses] = {}, peak_[kUses] = {};
+};
+
+// Does with the pool what shard::Engine does in a step.
+class StepWalk {
+ public:
+  StepWalk(const ModelPlan& plan, const MemoryOptions& options) : has_gradients_(plan.units.size(), false) {
+    for (int u = 0; u < static_cast<int>(plan.units.size()); ++u) {
+      const std::int64_t padded = options.shards * plan.units[u].shard_numel(options.shards);
+      sizes_[kGathered].push_back(padded * options.compute_bytes);
+      sizes_[kGradients].push_back(padded * options.reduce_bytes);
+      for (const auto& sizes : sizes_) pool_.register_size(sizes[u], u);
+    }
+  }
+
+  void run(const Schedule& step) {
+    for (const Op& op : step) {
+      switch (op.kind) {
+        case OpKind::gather:
+          pool_.take(sizes_[kGathered][op.unit], kGathered);
+          break;
+        case OpKind::release:
+          pool_.give_back(sizes_[kGathered][op.unit], kGathered);
+          break;
+        case OpKind::backward:
+          while (reductions_.must_finish_before(op.unit, has_gradients_[op.unit])) finish_oldest_reduction();
+          if (!has_gradients_[op.unit]) pool_.take(sizes_[kGradients][op.unit], kGradients);
+          has_gradients_[op.unit] = true;
+          break;
+        case OpKind::reduce:
+          reductions_.begin(op);
+          break;
+        case OpKind::step:
+          while (!reductions_.empty()) finish_oldest_reduction();
+          break;
+        case OpKind::forward:
+        case OpKind::exchange:
+        case OpKind::apply:
+          break;  // takes and gives no buffer
+      }
+    }
+  }
+
+  std::int64_t peak(BufferUse use) const { return pool_.peak(use); }
+
+ private:
+  void finish_oldest_reduction() {
+    const int unit = reductions_.take_oldest().unit;
+    pool_.give_back(sizes_[kGradients][unit], kGradients);
+    has_gradients_[unit] = false;
+  }
+
+  std::vector<std::int64_t> sizes_[kUses];  // in bytes, by unit
+  std::vector<bool> has_gradients_;
+  ReductionQueue reductions_;
+  PoolForecast pool_;
+};
+
+// While a ring sums, it receives one chunk of its buffer beside it. Both axes may be at work at once, on two units.
+std::int64_t ring_bytes(const ModelPlan& plan, const MemoryOptions& options) {
+  std::int64_t largest = 0;
+  for (const UnitSpec& unit : plan.units) largest = std::max(largest, unit.shard_numel(options.shards));
+  const std::int64_t of_shard = options.shards > 1 ? largest : 0;
+  const std::int64_t of_replica = options.replicas > 1 ? ceil_div(largest, options.replicas) : 0;
+  return (of_shard + of_replica) * options.reduce_bytes;
+}
+
+// Of the last replica of shard 0 in the last group: no rank has larger parts, since topology::part_of rounds in favour
+// of the last one and later shards have padding.
+std::int64_t exchange_bytes(const ModelPlan& plan, const MemoryOptions& options) {
+  std::int64_t shard = 0, slice = 0,
+               owned = 0;  // elements: without padding, this replica's of it, this group's of that
+  for (const UnitSpec& unit : plan.units) {
+    const std::int64_t slice_of_unit = ceil_div(unit.shard_numel(options.shards), options.replicas);
+    shard += unit.shard_numel(options.shards);
+    slice += slice_of_unit;
+    owned += ceil_div(slice_of_unit, options.groups);
+  }
+  // There and back: what others own of mine, and what I own of each other's. The result stays until it is spread.
+  const std::int64_t messages = 2 * (slice - owned + (options.groups - 1) * owned);
+  const std::int64_t of_replicas = options.replicas > 1 ? shard : 0;
+  return (slice + std::max(messages, of_replicas)) * kFp32;
+}
+
+constexpr struct {
+  const char* name;
+  const char* label;
+} kPurposes[] = {
+    {"parameters", "parameters"},
+    {"gradients", "gradients"},
+    {"moments", "optimizer moments"},
+    {"gathered", "gathered units"},
+    {"gradient_buffers", "gradients under way"},
+    {"activations", "activations"},
+    {"communication", "communication"},
+    {"exchange", "exchange of a round"},
+    {"mean", "mean to evaluate"},
+};
+
+}  // namespace
+
+const char* name_of(MemoryPurpose purpose) { return kPurposes[static_cast<int>(purpose)].name; }
+
+std::int64_t MemoryTable::bytes(MemoryPurpose purpose) const {
+  const auto row = std::find_if(rows.begin(), rows.end(), [&](const MemoryRow& r) { return r.purpose == purpose; });
+  base::require(row != rows.end(), "the memory table has no row '{}'", name_of(purpose));
+  return row->bytes;
+}
+
+std::int64_t MemoryTable::total() const {
+  std::int64_t sum = 0;
+  for (const MemoryRow& row : rows) sum += row.bytes;
+  return sum;
+}
+
+MemoryTable predict_memory(const ModelPlan& plan, const MemoryOptions& options) {
+  base::require(options.shards >= 1 && options.replicas >= 1 && options.groups >= 1,
+                "memory of {} groups of {} replicas of {} shards", options.groups, options.replicas, options.shards);
+  base::require(options.groups == 1 || options.federation, "{} groups without a federation", options.groups);
+  std::int64_t arena = 0;
+  for (const UnitSpec& unit : plan.units) arena += unit.arena_numel(options.shards) * kFp32;
+  StepWalk walk(plan, options);
+  const Schedule step = step_schedule(plan, options.schedule);
+  for (int i = 0; i < 2; ++i) walk.run(step);
+  return {{
+      {MemoryPurpose::parameters, arena},
+      {MemoryPurpose::gradients, arena},
+      {MemoryPurpose::moments, options.moments * arena},
+      {MemoryPurpose::gathered, walk.peak(kGathered)},
+      {MemoryPurpose::gradient_buffers, walk.peak(kGradients)},
+      {MemoryPurpose::activations, options.activation_bytes},
+      {MemoryPurpose::communication, ring_bytes(plan, options)},
+      {MemoryPurpose::exchange, options.federation ? exchange_bytes(plan, options) : 0},
+      {MemoryPurpose::mean, options.federation ? arena : 0},
+  }};
+}
+
+std::string describe(const MemoryTable& table) {
+  std::string text;
+  const auto append = [&](const char* label, std::int64_t bytes) {
+    text += fmt::format("{:<19} {:>10}\n", label, base::human(base::Bytes{bytes}));
+  };
+  for (const MemoryRow& row : table.rows) append(kPurposes[static_cast<int>(row.purpose)].label, row.bytes);
+  append("total", table.total());
+  return text;
+}
+
+}  // namespace fedshard::plan

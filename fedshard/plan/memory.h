@@ -1,0 +1,61 @@
+// The memory of a rank, stated before the first step from the plan and the layout alone.
+//
+// What a step gathers and reduces is found by walking its schedule with the engine's own rules, not by a formula of its
+// own. The surprising part: the step is walked twice. Buffers that the first step leaves for reuse lie idle while the
+// second one gathers the head, so a run reaches its peak only then.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "fedshard/plan/schedule.h"
+
+namespace fedshard::plan {
+
+enum class MemoryPurpose {
+  parameters,        // arena of the fp32 shards
+  gradients,         // arena of their gradients, fp32
+  moments,           // arenas of the optimizer's state, fp32
+  gathered,          // units gathered, in the compute dtype
+  gradient_buffers,  // gradients on their way to the arena, in the reduce dtype
+  activations,       // what the caller says that autograd keeps in a micro-step
+  communication,     // what rings receive into while they sum (comm/ring.cpp)
+  exchange,          // a round's messages and results (federation/exchange.cpp)
+  mean,              // arena of the groups' mean, with which a federation evaluates
+};
+const char* name_of(MemoryPurpose purpose);  // "gradient_buffers", the key in metrics.jsonl
+
+struct MemoryOptions {
+  int shards = 1, replicas = 1;  // of a group
+  int groups = 1;                // all of that shape
+  bool federation = false;       // whether there are rounds (of one group, if need be)
+  int compute_bytes = 4;         // an element of gathered parameters
+  int reduce_bytes = 4;          // an element of gradients while they are summed
+  int moments = 2;               // fp32 numbers that the optimizer keeps a parameter: 2 adamw, 1 momentum, 0 plain sgd
+  std::int64_t activation_bytes = 0;
+  ScheduleOptions schedule = {};
+};
+
+struct MemoryRow {
+  MemoryPurpose purpose = MemoryPurpose::parameters;
+  std::int64_t bytes = 0;
+};
+
+// One row a purpose, in the order of MemoryPurpose.
+struct MemoryTable {
+  std::vector<MemoryRow> rows;
+  std::int64_t bytes(MemoryPurpose purpose) const;
+  // The sum of the rows: no less than the peak, and more where a round needs less than the activations that are gone
+  // by then (or the other way round).
+  std::int64_t total() const;
+};
+
+// Bytes of the rank that needs most. `gathered` and `gradient_buffers` are those of the moment when their sum is
+// largest, from the second step on; buffers that are kept for reuse count where they were used last. Takes milliseconds
+// for any model; no arena or buffer is allocated.
+MemoryTable predict_memory(const ModelPlan& plan, const MemoryOptions& options);
+
+// For people: one line a row, then the total, in aligned columns; each line ends with a newline.
+std::string describe(const MemoryTable& table);
+
+}  // namespace fedshard::plan

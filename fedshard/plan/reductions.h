@@ -1,0 +1,44 @@
+// The reductions under way during a step, and the rule that bounds how many gradient buffers are in use.
+//
+// The engine asks it when to wait, and the memory forecast walks a schedule with the same rule. So the bytes that are
+// stated before the first step can't drift apart from what a step takes.
+#pragma once
+#include <algorithm>
+#include <deque>
+
+#include "fedshard/plan/schedule.h"
+
+namespace fedshard::plan {
+
+struct Reduction {
+  int unit = 0;
+  bool add = false;  // to what earlier micro-steps left in the arena
+};
+
+class ReductionQueue {
+ public:
+  // Takes note of a `reduce` operation that begins.
+  void begin(const Op& op) { under_way_.push_back({op.unit, op.micro_step > 0}); }
+  bool empty() const { return under_way_.empty(); }
+
+  // Whether the oldest reduction must be over before a backward of `unit` may begin. A unit's buffer is free again when
+  // its earlier reduction is over. At most two buffers are in use at a time (and that of a unit shared by the first and
+  // last stage): this unit's, and one whose reduction runs meanwhile.
+  bool must_finish_before(int unit, bool has_gradients) const {
+    const bool reducing =
+        std::any_of(under_way_.begin(), under_way_.end(), [&](const Reduction& r) { return r.unit == unit; });
+    return reducing || (!has_gradients && under_way_.size() > 1);
+  }
+
+  // The oldest reduction, which the caller finishes now. There must be one.
+  Reduction take_oldest() {
+    const Reduction oldest = under_way_.front();
+    under_way_.pop_front();
+    return oldest;
+  }
+
+ private:
+  std::deque<Reduction> under_way_;  // oldest first
+};
+
+}  // namespace fedshard::plan

@@ -1,0 +1,57 @@
+#include "fedshard/train/options.h"
+
+#include <ATen/ATen.h>
+
+namespace fedshard::train {
+namespace {
+
+at::ScalarType scalar_type(Dtype dtype) { return dtype == Dtype::bf16 ? at::kBFloat16 : at::kFloat; }
+
+}  // namespace
+
+shard::EngineOptions engine_options(const Config& config) {
+  shard::EngineOptions options;
+  options.dtypes = {scalar_type(config.training.dtype), scalar_type(config.training.reduce_dtype)};
+  options.schedule = {static_cast<int>(config.training.gradient_accumulation_steps),
+                      config.parallelism.fsdp_reshard_after_forward, config.parallelism.prefetch};
+  options.max_norm = config.training.max_norm;
+  return options;
+}
+
+optim::OptimizerOptions optimizer_options(const Config& config) {
+  const OptimizerConfig& o = config.optimizer;
+  optim::OptimizerOptions options;
+  options.name =
+      o.name == OptimizerName::sgd ? optim::OptimizerOptions::Name::sgd : optim::OptimizerOptions::Name::adamw;
+  options.beta1 = o.beta1;
+  options.beta2 = o.beta2;
+  options.eps = o.eps;
+  options.momentum = o.momentum;
+  options.weight_decay = o.weight_decay;
+  return options;
+}
+
+optim::LrSchedule lr_schedule(const Config& config) {
+  const LrSchedulerConfig& s = config.lr_scheduler;
+  optim::LrSchedule schedule;
+  schedule.lr = config.optimizer.lr;
+  schedule.warmup_steps = s.warmup_steps;
+  schedule.decay = s.decay == Decay::cosine   ? optim::LrSchedule::Decay::cosine
+                   : s.decay == Decay::linear ? optim::LrSchedule::Decay::linear
+                                              : optim::LrSchedule::Decay::none;
+  schedule.decay_steps = s.decay_steps > 0 ? s.decay_steps : config.training.steps - s.warmup_steps;
+  schedule.min_lr_factor = s.min_lr_factor;
+  return schedule;
+}
+
+federation::WeightPolicy weight_policy(const Config& config) {
+  return config.federation.weights == WeightsBy::uniform ? federation::WeightPolicy::uniform
+                                                         : federation::WeightPolicy::tokens;
+}
+
+data::Dealing dealing_of(const Config& config, int world, int rank) {
+  const std::int64_t mine = config.training.local_batch_size * config.training.gradient_accumulation_steps;
+  return {mine * world, mine * rank, mine};
+}
+
+}  // namespace fedshard::train

@@ -1,0 +1,19 @@
+// From the keys of a config to the options of each room.
+#pragma once
+#include "fedshard/data/loader.h"
+#include "fedshard/federation/weights.h"
+#include "fedshard/optim/lr_schedule.h"
+#include "fedshard/optim/optimizer.h"
+#include "fedshard/shard/engine.h"
+#include "fedshard/train/config.h"
+
+namespace fedshard::train {
+
+shard::EngineOptions engine_options(const Config& config);
+optim::OptimizerOptions optimizer_options(const Config& config);
+optim::LrSchedule lr_schedule(const Config& config);
+federation::WeightPolicy weight_policy(const Config& config);
+// Sequences of one step: local_batch_size * gradient_accumulation_steps a rank, in rank order.
+data::Dealing dealing_of(const Config& config, int world, int rank);
+
+}  // namespace fedshard::train

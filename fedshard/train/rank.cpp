@@ -1,0 +1,152 @@
+#include "fedshard/train/rank.h"
+
+#include <ATen/Parallel.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <thread>
+
+#include "fedshard/base/log.h"
+#include "fedshard/comm/gloo.h"
+#include "fedshard/comm/store.h"
+#include "fedshard/control/launch.h"
+#include "fedshard/control/ports.h"
+#include "fedshard/train/host.h"
+#include "fedshard/train/trainer.h"
+#include "fedshard/train/version.h"
+
+namespace fedshard::train {
+namespace {
+
+constexpr const char* kEndpointKey = "fedshard/coordinator";
+constexpr const char* kTokenKey = "fedshard/run_token";
+constexpr double kLastWordsS = 60;  // how long rank 0 waits for the others' last words where it hosts the coordinator
+
+std::chrono::milliseconds timeout_of(const Config& config) {
+  return std::chrono::milliseconds(static_cast<std::int64_t>(config.comm.timeout_s * 1000));
+}
+
+// torchrun's agent serves a store at MASTER_ADDR:MASTER_PORT itself, unless told not to.
+bool agent_serves_store() {
+  const auto flag = control::process_environment("TORCHELASTIC_USE_AGENT_STORE");
+  return flag && (*flag == "True" || *flag == "1");
+}
+
+void set_threads(const Config& config, const control::Place& place) {
+  int threads = config.training.threads;
+  if (threads == 0) {
+    const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+    threads = std::max(1, cores / place.local_size.value_or(place.world_size));
+  }
+  at::set_num_threads(threads);
+  at::set_num_interop_threads(1);
+}
+
+// Everything that connects this process to the others, in the order in which it must be taken down (last first).
+struct Connections {
+  std::shared_ptr<comm::Store> store;
+  std::unique_ptr<RunHost> host;  // where this process hosts the coordinator
+  std::unique_ptr<control::CoordinatorClient> coordinator;
+  std::unique_ptr<comm::TrafficCounter> traffic;
+  std::unique_ptr<comm::Backend> backend;
+  comm::Axes axes;
+};
+
+std::shared_ptr<comm::Store> open_store(const Config& config, const control::Place& place) {
+  const bool served_elsewhere = !place.coordinator.empty() || place.rank != 0 || agent_serves_store();
+  if (served_elsewhere) return comm::Store::connect(place.master_address, place.master_port, timeout_of(config));
+  control::ListeningSocket socket = control::listen_on(place.master_address, place.master_port);
+  const int port = socket.port();
+  return comm::Store::serve(socket.release(), place.master_address, port, timeout_of(config));
+}
+
+std::unique_ptr<control::CoordinatorClient> join_coordinator(const Config& config, const topology::Layout& layout,
+                                                             const control::Place& place, comm::Store& store) {
+  const bool hosted_here = place.coordinator.empty();
+  control::ClientOptions options{
+      .endpoint = hosted_here ? store.get(kEndpointKey) : place.coordinator,
+      .token = control::RunToken::parse(hosted_here ? store.get(kTokenKey) : place.run_token),
+      .version = versions().at("fedshard"),
+      .config_digest = resolved_toml(config),
+      .on_abort = nullptr,
+      .exit_on_abort_s = std::nullopt};
+  options.rank = place.rank;
+  options.group = layout.group_of(place.rank);
+  // Time for the main thread to report by itself, where it is not stuck in a collective.
+  options.exit_on_abort_s = 1.0;
+  return std::make_unique<control::CoordinatorClient>(std::move(options));
+}
+
+void connect(const Config& config, const topology::Layout& layout, const control::Place& place, Connections& to) {
+  to.store = open_store(config, place);
+  const std::string address = comm::address_towards(place.master_address, place.master_port);
+  if (place.coordinator.empty() && place.rank == 0) {
+    to.host =
+        std::make_unique<RunHost>(config, layout, config.comm.interface.empty() ? address : config.comm.interface);
+    to.store->set(kEndpointKey, to.host->endpoint());
+    to.store->set(kTokenKey, to.host->run_token());
+  }
+  to.coordinator = join_coordinator(config, layout, place, *to.store);
+  base::log_to_file(metrics::RunFolder(config.metrics.folder).log(place.rank));
+  to.traffic = std::make_unique<comm::TrafficCounter>(comm::groups_by_rank(layout));
+  to.backend = comm::make_gloo_backend(to.store, {config.comm.interface, address, timeout_of(config)});
+  to.axes =
+      comm::make_axes(layout, place.rank, *to.backend, *to.traffic,
+                      [client = to.coordinator.get()](const std::string& what) { client->begin_collective(what); });
+}
+
+base::ExitStatus train(const Config& config, const topology::Layout& layout, const control::Place& place,
+                       const Inputs& inputs, Connections& connections) {
+  const base::SteadyClock clock;
+  std::unique_ptr<metrics::Trace> trace;
+  if (config.metrics.trace) {
+    trace = std::make_unique<metrics::Trace>(metrics::RunFolder(config.metrics.folder).trace(place.rank), place.rank,
+                                             clock);
+  }
+  base::ExitStatus status{};
+  {
+    Trainer trainer({config, layout, place.rank, inputs, connections.axes, *connections.traffic,
+                     *connections.coordinator, trace.get()});
+    status = trainer.run();
+  }
+  if (trace) trace->close();
+  connections.coordinator->goodbye(static_cast<int>(status));
+  if (connections.host) connections.host->finish(kLastWordsS);
+  return status;
+}
+
+[[noreturn]] void leave(const control::Place& place, const Connections& connections, const base::Error& error) {
+  base::log_error("{}", error.what());
+  if (connections.coordinator) {
+    connections.coordinator->report_error(error.what(), static_cast<int>(error.status()));
+  }
+  if (connections.host) connections.host->finish(2);
+  std::fprintf(stderr, "fedshard: rank %d: %s\n", place.rank, error.what());
+  std::fflush(nullptr);
+  ::_exit(static_cast<int>(error.status()));
+}
+
+}  // namespace
+
+base::ExitStatus run_rank(const Config& config, const control::Place& place) {
+  control::die_with_parent();
+  base::log_as(fmt::format("rank {}", place.rank));
+  Connections connections;
+  try {
+    const topology::Layout layout = validate(config, place.world_size);
+    layout.require_equal_groups();
+    set_threads(config, place);
+    const Inputs inputs = open_inputs(config);
+    connect(config, layout, place, connections);
+    base::log_info("{}; {}", control::describe(place), layout.describe());
+    return train(config, layout, place, inputs, connections);
+  } catch (const base::Error& e) {
+    leave(place, connections, e);
+  } catch (const std::exception& e) {
+    leave(place, connections, base::RunError(e.what()));
+  }
+}
+
+}  // namespace fedshard::train

@@ -1,0 +1,135 @@
+#include "fedshard/train/trainer.h"
+
+#include <ATen/ATen.h>
+
+#include "fedshard/eval/perplexity.h"
+#include "fedshard/nn/init.h"
+#include "fedshard/nn/llama.h"
+#include "fedshard/train/options.h"
+
+namespace fedshard::train {
+
+Trainer::Trainer(const RankContext& context)
+    : context_(context),
+      at_(context.layout.at(context.rank)),
+      started_s_(clock_.now()),
+      model_(nn::make_llama(context.inputs.dims)),
+      engine_(model_, context.layout.group(at_.group).shards, at_.shard, context.axes, engine_options(context.config),
+              registry_),
+      optimizer_(optim::make_optimizer(optimizer_options(context.config), engine_, registry_)),
+      lr_schedule_(lr_schedule(context.config)),
+      federation_(context.layout, context.rank, weight_policy(context.config), engine_, context.axes,
+                  context.coordinator),
+      loader_(context.inputs.train, static_cast<std::uint64_t>(context.config.training.seed),
+              dealing_of(context.config, context.layout.world(), context.rank)) {
+  load_weights();
+  trace_operations();
+}
+
+Trainer::~Trainer() = default;
+
+base::ExitStatus Trainer::run() {
+  record_start();
+  while (step_ < context_.config.training.steps && !stop_) {
+    train_step();
+    if (round_is_due()) finish_round();
+    if (validation_is_due()) validate();
+  }
+  if (validated_step_ != step_) validate();
+  record_traffic();
+  record_end();
+  return stop_ ? base::ExitStatus::stopped : base::ExitStatus::ok;
+}
+
+// One update of this group's model. Within the group: sharded data parallelism. Between groups: nothing.
+void Trainer::train_step() {
+  const std::vector<nn::MicroBatch> batches = next_batches();
+  const double lr = lr_schedule_.at(step_ + 1);
+  const shard::StepResult result = engine_.step(batches, [&](int unit) { optimizer_->step(unit, step_ + 1, lr); });
+  ++step_;
+  tokens_ += static_cast<std::int64_t>(result.tokens);
+  tokens_since_round_ += static_cast<std::int64_t>(result.tokens);
+  context_.coordinator.set_step(step_);
+  record_step(result, lr);
+  if (context_.layout.groups() == 1) stop_ = time_is_up();
+}
+
+bool Trainer::round_is_due() const {
+  return context_.layout.groups() > 1 && step_ % context_.config.federation.every == 0;
+}
+
+// Every K steps each group's model becomes the weighted mean of all groups'.
+void Trainer::finish_round() {
+  const double limit = context_.config.training.time_limit_s;
+  const federation::RoundOutcome outcome =
+      federation_.run_round({.round = ++round_,
+                             .step = step_,
+                             .tokens = tokens_since_round_,
+                             .wants_stop = limit > 0 && clock_.now() - started_s_ >= limit});
+  tokens_since_round_ = 0;
+  stop_ = outcome.stop;
+  record_traffic();
+}
+
+bool Trainer::validation_is_due() const {
+  const std::int64_t interval = context_.config.validation.interval;
+  return interval > 0 && step_ % interval == 0;
+}
+
+// Perplexity of the groups' mean, whatever the moment; training goes on as if it had not happened.
+void Trainer::validate() {
+  validated_step_ = step_;
+  if (!context_.inputs.eval) return;
+  const Config& config = context_.config;
+  const eval::EvalOptions options{config.training.local_batch_size, config.validation.steps};
+  const auto evaluate = [&](const shard::Arena& parameters) {
+    return eval::evaluate(engine_, parameters, *context_.inputs.eval, context_.layout.world(), context_.rank,
+                          context_.axes, options);
+  };
+  const eval::EvalResult result = context_.layout.groups() > 1
+                                      ? evaluate(federation_.mean_parameters(tokens_since_round_))
+                                      : evaluate(engine_.parameters());
+  if (context_.rank != 0) return;
+  metrics::EvalRecord record;
+  record.step = step_;
+  record.loss = result.loss;
+  record.perplexity = result.perplexity();
+  record.tokens = result.tokens;
+  send(record);
+}
+
+// Clocks differ between ranks, so the group decides together: when one rank's time is up, all stop.
+bool Trainer::time_is_up() {
+  const double limit = context_.config.training.time_limit_s;
+  if (limit <= 0) return false;
+  std::vector<double> votes{clock_.now() - started_s_ >= limit ? 1.0 : 0.0};
+  context_.axes.group->sum(votes);
+  return votes[0] > 0;
+}
+
+void Trainer::load_weights() {
+  const auto& weights = context_.inputs.weights;
+  const auto seed = static_cast<std::uint64_t>(context_.config.training.seed);
+  engine_.fill([&](int unit, topology::Range range, std::span<float> out) {
+    if (weights) {
+      weights->read_slice(unit, range.begin, range.end, out);
+    } else {
+      nn::initialize_slice(model_.plan, seed, unit, range.begin, range.end, out);
+    }
+  });
+}
+
+std::vector<nn::MicroBatch> Trainer::next_batches() {
+  const TrainingConfig& training = context_.config.training;
+  const std::int64_t steps = training.gradient_accumulation_steps, length = training.seq_len;
+  const at::Tensor ids = at::empty({steps, training.local_batch_size, length + 1}, at::kInt);
+  loader_.next({ids.mutable_data_ptr<std::int32_t>(), static_cast<std::size_t>(ids.numel())});
+  const at::Tensor wide = ids.to(at::kLong);
+  std::vector<nn::MicroBatch> batches;
+  for (std::int64_t m = 0; m < steps; ++m) {
+    batches.push_back({wide[m].narrow(1, 0, length).contiguous(), wide[m].narrow(1, 1, length).contiguous()});
+  }
+  return batches;
+}
+
+}  // namespace fedshard::train

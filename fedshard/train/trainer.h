@@ -1,0 +1,84 @@
+// The training loop of one rank: read this first. trainer.cpp tells the algorithm; everything it calls has a room of
+// its own.
+#pragma once
+#include <cstdint>
+#include <memory>
+
+#include "fedshard/base/clock.h"
+#include "fedshard/base/error.h"
+#include "fedshard/comm/axes.h"
+#include "fedshard/control/client.h"
+#include "fedshard/federation/round.h"
+#include "fedshard/metrics/records.h"
+#include "fedshard/metrics/trace.h"
+#include "fedshard/nn/unit_module.h"
+#include "fedshard/optim/lr_schedule.h"
+#include "fedshard/optim/optimizer.h"
+#include "fedshard/shard/engine.h"
+#include "fedshard/train/config.h"
+#include "fedshard/train/inputs.h"
+
+namespace fedshard::train {
+
+// What a rank stands on. The references must outlive the trainer.
+struct RankContext {
+  const Config& config;
+  const topology::Layout& layout;
+  int rank = 0;
+  const Inputs& inputs;
+  comm::Axes& axes;
+  const comm::TrafficCounter& traffic;
+  control::CoordinatorClient& coordinator;
+  metrics::Trace* trace = nullptr;  // null: none wanted
+};
+
+class Trainer {
+ public:
+  explicit Trainer(const RankContext& context);
+  ~Trainer();
+
+  // Trains to the last step or to the time limit. Returns ok or stopped; throws what ends the run otherwise.
+  base::ExitStatus run();
+
+ private:
+  void train_step();
+  bool round_is_due() const;
+  void finish_round();
+  bool validation_is_due() const;
+  void validate();
+  bool time_is_up();
+
+  void load_weights();
+  std::vector<nn::MicroBatch> next_batches();
+  void trace_operations();
+  void record_start();
+  void record_step(const shard::StepResult& result, double lr);
+  void record_traffic();
+  void record_end();
+  void send(const metrics::Record& record) { context_.coordinator.record(metrics::to_json(record)); }
+  bool speaks_for_group() const { return context_.axes.group->index() == 0; }
+
+  RankContext context_;
+  topology::Coordinates at_;
+  base::SteadyClock clock_;
+  double started_s_;
+  nn::Model model_;
+  shard::StateRegistry registry_;
+  shard::Engine engine_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
+  optim::LrSchedule lr_schedule_;
+  federation::Federation federation_;
+  data::Loader loader_;
+
+  std::int64_t step_ = 0;                // updates done
+  std::int64_t round_ = 0;               // rounds done
+  std::int64_t tokens_ = 0;              // of this group, since the run began
+  std::int64_t tokens_since_round_ = 0;  // of this group
+  std::int64_t validated_step_ = -1;     // the step after which the last validation ran
+  bool stop_ = false;                    // at the time limit; all ranks of the group (with rounds: of the world) agree
+
+  double last_record_s_ = 0;
+  std::int64_t last_record_tokens_ = 0;
+};
+
+}  // namespace fedshard::train

@@ -1,0 +1,109 @@
+// The trainer's records and trace. Apart from the algorithm, because none of it changes what is trained.
+#include <sys/resource.h>
+
+#include <algorithm>
+
+#include "fedshard/base/error.h"
+#include "fedshard/train/trainer.h"
+#include "fedshard/train/version.h"
+
+namespace fedshard::train {
+namespace {
+
+// Bytes; the kernel counts in KiB.
+double peak_rss() {
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_maxrss) * 1024;
+}
+
+// Each number's largest value over the world.
+void maximum(comm::Axes& axes, std::vector<double>& values) {
+  for (comm::Communicator* axis : {axes.group.get(), axes.federation.get()}) {
+    for (const auto& theirs : axis->collect(values)) {
+      for (std::size_t i = 0; i < values.size(); ++i) values[i] = std::max(values[i], theirs[i]);
+    }
+  }
+}
+
+}  // namespace
+
+void Trainer::trace_operations() {
+  metrics::Trace* trace = context_.trace;
+  if (trace == nullptr) return;
+  engine_.observe([this, trace](const plan::Op& op, double begin, double end) {
+    const bool computes = op.kind == plan::OpKind::forward || op.kind == plan::OpKind::backward;
+    trace->add(computes ? "compute" : "engine", plan::describe(model_.plan, op), plan::name_of(op.kind), begin, end);
+  });
+}
+
+void Trainer::record_start() {
+  if (context_.rank != 0) return;
+  const topology::GroupShape& shape = context_.layout.group(at_.group);
+  metrics::StartRecord record;
+  record.strategy = context_.layout.strategy();
+  record.world = context_.layout.world();
+  record.groups = context_.layout.sizes();
+  record.shard = shape.shards;
+  record.replicas = shape.replicas;
+  record.params = model_.plan.numel();
+  for (const shard::Role role : {shard::Role::parameters, shard::Role::gradients, shard::Role::moments}) {
+    record.memory[shard::name_of(role)] = registry_.bytes(role);
+  }
+  record.versions = versions();
+  send(record);
+}
+
+void Trainer::record_step(const shard::StepResult& result, double lr) {
+  if (!speaks_for_group()) return;
+  const double now = clock_.now();
+  if (last_record_s_ == 0) last_record_s_ = started_s_;
+  if (step_ % context_.config.metrics.interval != 0) return;
+  metrics::StepRecord record;
+  record.step = step_;
+  record.group = at_.group;
+  record.loss = result.loss;
+  record.grad_norm = result.grad_norm;
+  record.lr = lr;
+  record.tokens = tokens_;
+  record.tokens_per_s = static_cast<double>(tokens_ - last_record_tokens_) / std::max(now - last_record_s_, 1e-9);
+  last_record_s_ = now;
+  last_record_tokens_ = tokens_;
+  send(record);
+}
+
+void Trainer::record_traffic() {
+  const comm::Traffic traffic = context_.traffic.read();
+  std::vector<double> totals{static_cast<double>(traffic.intra_group), static_cast<double>(traffic.inter_group)};
+  for (const std::int64_t bytes : traffic.by_purpose) totals.push_back(static_cast<double>(bytes));
+  context_.axes.group->sum(totals);
+  context_.axes.federation->sum(totals);
+  if (context_.rank != 0) return;
+  const auto bytes = [&](std::size_t i) { return static_cast<std::int64_t>(totals[i]); };
+  const auto of = [&](comm::Purpose purpose) { return bytes(2 + static_cast<std::size_t>(purpose)); };
+  send(metrics::TrafficRecord{.step = step_,
+                              .intra_group = bytes(0),
+                              .inter_group = bytes(1),
+                              .gather = of(comm::Purpose::gather),
+                              .reduce = of(comm::Purpose::reduce),
+                              .replica = of(comm::Purpose::replica),
+                              .aggregate = of(comm::Purpose::aggregate),
+                              .state = of(comm::Purpose::state),
+                              .control = of(comm::Purpose::control)});
+}
+
+void Trainer::record_end() {
+  std::vector<double> tokens{static_cast<double>(tokens_)};
+  context_.axes.federation->sum(tokens);
+  std::vector<double> most{peak_rss(), clock_.now() - started_s_};
+  maximum(context_.axes, most);
+  if (context_.rank != 0) return;
+  send(metrics::EndRecord{.step = step_,
+                          .steps = step_,
+                          .tokens = static_cast<std::int64_t>(tokens[0]),
+                          .seconds = most[1],
+                          .tokens_per_s = tokens[0] / most[1],
+                          .peak_rss_bytes = static_cast<std::int64_t>(most[0])});
+}
+
+}  // namespace fedshard::train
