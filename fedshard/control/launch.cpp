@@ -244,7 +244,8 @@ LaunchResult Supervisor::blame(const ChildExit& cause) const {
   if (is_weak && report && report->rank != cause.rank) return blame(*report);
   std::string words = report && report->rank == cause.rank ? report->message : tail_of(error_file(cause.rank));
   if (cause.signal != 0) {
-    const std::string killed = fmt::format("{} was killed by {}", who(cause.rank), signal_name(cause.signal));
+    std::string killed = fmt::format("{} was killed by {}", who(cause.rank), signal_name(cause.signal));
+    if (cause.signal == SIGKILL) killed += " (if nobody did that, the machine ran out of memory)";
     return {kPeersLost, cause.rank, words.empty() ? killed : fmt::format("{}: {}", killed, words)};
   }
   if (words.empty()) words = "it said nothing about the reason";

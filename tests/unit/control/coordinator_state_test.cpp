@@ -139,9 +139,9 @@ using Ranks = std::vector<int>;
 TEST(CoordinatorState, LateRanksAreNamed) {
   CoordinatorState state({2, 1}, Deadlines{}, 100);
   state.receive(1, Hello{1, 0, 1, "h", "1", "c"}, 101);
+  state.receive(1, Heartbeat{}, 219);
   state.tick(219);
   EXPECT_FALSE(state.status().aborted);
-  state.receive(1, Heartbeat{}, 219);
   state.tick(221);
   const auto status = state.status();
   EXPECT_TRUE(status.aborted);
