@@ -1,0 +1,42 @@
+// What a layout sends, in closed form (docs/walkthrough.md; the same sums as the counters of a run, to the byte).
+//
+// All figures are payload bytes over ALL ranks of the world, so that they are whole numbers for every layout and unit
+// size: per rank they may differ where a shard doesn't divide. Equal groups.
+#pragma once
+#include <cstdint>
+
+#include "fedshard/plan/schedule.h"
+#include "fedshard/topology/layout.h"
+
+namespace fedshard::cost {
+
+struct TrafficOptions {
+  plan::ScheduleOptions schedule;
+  std::int64_t bytes_gather = 2;     // of an element, b_g: the compute dtype's
+  std::int64_t bytes_reduce = 4;     // b_r
+  std::int64_t bytes_aggregate = 4;  // b_a: master parameters are fp32
+};
+
+struct Bytes {
+  std::int64_t gather = 0, reduce = 0, replica = 0;  // always inside a group
+  std::int64_t aggregate_inside = 0;                 // between the replicas of a group
+  std::int64_t aggregate_between = 0;                // between groups
+  std::int64_t inside() const { return gather + reduce + replica + aggregate_inside; }
+  std::int64_t between() const { return aggregate_between; }
+};
+
+// How often a unit is gathered in a micro-step: kappa_g. Once, or twice where it is released after its forward and its
+// backward reads it again.
+int gathers_of(const plan::ModelPlan& plan, int unit, bool reshard_after_forward);
+
+// One step of training, all micro-steps: P (F-1) ceil(N_u/F) (kappa_g b_g + b_r) for each unit and micro-step, and
+// 2 P/R ceil(N_u/F) b_r for the replicas.
+Bytes step_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, const TrafficOptions& options);
+
+// The aggregation at the end of a round: 2 (G-1) N b_a between groups, G N b_a inside.
+Bytes round_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, const TrafficOptions& options);
+
+// One forward pass of all ranks: P (F-1) ceil(N_u/F) b_g for each unit.
+Bytes forward_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, const TrafficOptions& options);
+
+}  // namespace fedshard::cost

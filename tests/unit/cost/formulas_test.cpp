@@ -1,0 +1,89 @@
+#include "fedshard/cost/formulas.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "fedshard/model/dims.h"
+#include "fedshard/plan/llama_units.h"
+
+namespace fedshard::cost {
+namespace {
+
+using topology::Layout;
+
+plan::ModelPlan three_units() {
+  plan::ModelPlan plan;
+  for (const std::int64_t numel : {960, 480, 480}) {
+    const int u = static_cast<int>(plan.units.size());
+    plan.units.push_back({fmt::format("unit {}", u), {{fmt::format("p{}", u), {numel}, {}}}});
+    plan.stages.push_back({fmt::format("stage {}", u), u, u > 0});
+  }
+  return plan;
+}
+
+// The cases of cost.md whose units are 960/480/480 in bf16 keep only the first unit gathered; ours also the last, so
+// the middle one alone is gathered twice.
+TEST(Formulas, AStepOfFsdpHsdpAndDdp) {
+  const TrafficOptions bf16{{1, true, 1}, 2, 2, 2};
+  const plan::ModelPlan plan = three_units();
+  const Bytes fsdp = step_bytes(plan, Layout::make(8, {}), bf16);
+  EXPECT_EQ(fsdp.gather, 7 * (960 + 2 * 480 + 480) * 2);
+  EXPECT_EQ(fsdp.reduce, 7 * 1920 * 2);
+  const Bytes kept = step_bytes(plan, Layout::make(8, {}), {{1, false, 1}, 2, 2, 2});
+  EXPECT_EQ(kept.gather + kept.reduce, 8 * 6720);  // fsdp_8_zero2
+  const Bytes ddp = step_bytes(plan, Layout::make(8, {.shard_degree = 1, .replicate_degree = 8}), bf16);
+  EXPECT_EQ(ddp.gather + ddp.reduce, 0);
+  EXPECT_EQ(ddp.replica, 8 * 6720);  // ddp_8
+  const Bytes hsdp = step_bytes(plan, Layout::make(16, {.shard_degree = 4, .replicate_degree = 4}), bf16);
+  EXPECT_EQ(hsdp.replica, 16 * 1440);  // hsdp_16_4
+}
+
+TEST(Formulas, ARoundBetweenAndInsideGroups) {
+  const TrafficOptions options{{1, true, 1}, 2, 2, 2};
+  const plan::ModelPlan plan = three_units();
+  const Bytes flat = round_bytes(plan, Layout::make(16, {.groups = 4}), options);
+  EXPECT_EQ(flat.aggregate_between, 23040);  // flfsdp_16_4
+  EXPECT_EQ(flat.aggregate_inside, 0);
+  const Bytes split =
+      round_bytes(plan, Layout::make(32, {.groups = 2, .shard_degree = 4, .replicate_degree = 4}), options);
+  EXPECT_EQ(split.aggregate_between, 7680);  // flhsdp_32_split
+  EXPECT_EQ(split.aggregate_between + split.aggregate_inside, 30720);
+  EXPECT_EQ(round_bytes(plan, Layout::make(4, {}), options).inside(), 0);
+}
+
+// llama8b_fsdp_512 and its kin: Llama 3.1 8B in bf16, first and last unit gathered once.
+TEST(Formulas, Llama8bOn512Ranks) {
+  const TrafficOptions bf16{{1, true, 1}, 2, 2, 2};
+  const plan::ModelPlan plan = plan::llama_plan(model::preset("llama3.1-8b"));
+  const Bytes fsdp = step_bytes(plan, Layout::make(512, {}), bf16);
+  EXPECT_EQ((fsdp.gather + fsdp.reduce) / 512, 45990212576);
+  const Bytes hsdp = step_bytes(plan, Layout::make(512, {.shard_degree = 4, .replicate_degree = 128}), bf16);
+  EXPECT_EQ((hsdp.gather + hsdp.reduce) / 512, 34560159744);
+  EXPECT_EQ(hsdp.replica / 512, 7967524832);
+  const Layout federated = Layout::make(512, {.groups = 128});
+  EXPECT_EQ(step_bytes(plan, federated, bf16).inside() / 512, 34560159744);
+  EXPECT_EQ(round_bytes(plan, federated, bf16).aggregate_between / 512, 7967524832);
+}
+
+// The closed form of the gathers is the schedule's count, for tied and untied models.
+TEST(Formulas, GathersAreTheSchedules) {
+  for (const bool tied : {false, true}) {
+    model::Dims dims = model::preset("llama-tiny");
+    dims.tie_word_embeddings = tied;
+    const plan::ModelPlan plan = plan::llama_plan(dims);
+    for (const bool reshard : {false, true}) {
+      const plan::Schedule schedule = plan::step_schedule(plan, {1, reshard, 1});
+      for (int u = 0; u < static_cast<int>(plan.units.size()); ++u) {
+        const auto gathers = std::count_if(schedule.begin(), schedule.end(), [&](const plan::Op& op) {
+          return op.kind == plan::OpKind::gather && op.unit == u;
+        });
+        EXPECT_EQ(gathers_of(plan, u, reshard), gathers) << plan.units[u].name;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fedshard::cost
