@@ -88,7 +88,7 @@ struct EndRecord {
   double time_s = 0;
   std::int64_t steps = 0;
   std::int64_t tokens = 0;
-  double seconds = 0;
+  double seconds = 0;  // of training, without validation
   double tokens_per_s = 0;
   std::int64_t peak_rss_bytes = 0;  // of the rank with most
   bool operator==(const EndRecord&) const = default;

@@ -140,7 +140,10 @@ base::ExitStatus run_rank(const Config& config, const control::Place& place) {
     set_threads(config, place);
     const Inputs inputs = open_inputs(config);
     connect(config, layout, place, connections);
-    base::log_info("{}; {}", control::describe(place), layout.describe());
+    const std::string where = fmt::format("{}; {}", control::describe(place), layout.describe());
+    base::log_info("{}", where);
+    // Our own launcher has said so already; under another one it is worth knowing whom we believed.
+    if (connections.host) std::fprintf(stderr, "fedshard: %s\n", where.c_str());
     return train(config, layout, place, inputs, connections);
   } catch (const base::Error& e) {
     leave(place, connections, e);

@@ -80,6 +80,7 @@ bool Trainer::validation_is_due() const {
 void Trainer::validate() {
   validated_step_ = step_;
   if (!context_.inputs.eval) return;
+  const double begin = clock_.now();
   const Config& config = context_.config;
   const eval::EvalOptions options{config.training.local_batch_size, config.validation.steps};
   const auto evaluate = [&](const shard::Arena& parameters) {
@@ -89,6 +90,9 @@ void Trainer::validate() {
   const eval::EvalResult result = context_.layout.groups() > 1
                                       ? evaluate(federation_.mean_parameters(tokens_since_round_))
                                       : evaluate(engine_.parameters());
+  const double spent = clock_.now() - begin;
+  validation_s_ += spent;
+  last_record_s_ += spent;
   if (context_.rank != 0) return;
   metrics::EvalRecord record;
   record.step = step_;

@@ -77,7 +77,8 @@ class Trainer {
   std::int64_t validated_step_ = -1;     // the step after which the last validation ran
   bool stop_ = false;                    // at the time limit; all ranks of the group (with rounds: of the world) agree
 
-  double last_record_s_ = 0;
+  double validation_s_ = 0;  // spent on validation, which is no training
+  double last_record_s_ = started_s_;
   std::int64_t last_record_tokens_ = 0;
 };
 

@@ -57,7 +57,6 @@ void Trainer::record_start() {
 void Trainer::record_step(const shard::StepResult& result, double lr) {
   if (!speaks_for_group()) return;
   const double now = clock_.now();
-  if (last_record_s_ == 0) last_record_s_ = started_s_;
   if (step_ % context_.config.metrics.interval != 0) return;
   metrics::StepRecord record;
   record.step = step_;
@@ -95,7 +94,7 @@ void Trainer::record_traffic() {
 void Trainer::record_end() {
   std::vector<double> tokens{static_cast<double>(tokens_)};
   context_.axes.federation->sum(tokens);
-  std::vector<double> most{peak_rss(), clock_.now() - started_s_};
+  std::vector<double> most{peak_rss(), clock_.now() - started_s_ - validation_s_};
   maximum(context_.axes, most);
   if (context_.rank != 0) return;
   send(metrics::EndRecord{.step = step_,
