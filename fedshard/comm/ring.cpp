@@ -114,10 +114,7 @@ class RingCommunicator final : public Communicator {
 
  private:
   WorkPtr run(const char* what, Purpose purpose, WorkPtr after, std::function<void()> operation) {
-    if (size() == 1) {
-      if (after) after->wait();
-      return finished_work();
-    }
+    if (size() == 1) return after ? after : finished_work();
     return worker_.run([this, what, purpose, previous = std::move(after), body = std::move(operation)] {
       if (previous) previous->wait();
       ++operations_;

@@ -137,6 +137,17 @@ TEST_P(Ring, OperationsRunInOrderAndAfterWhatTheyWaitFor) {
 
 INSTANTIATE_TEST_SUITE_P(Sizes, Ring, testing::Values(1, 2, 3, 4, 5, 7));
 
+TEST(RingOfOne, PassesOnWhatItWaitsForWithoutWaiting) {
+  class NeverDone final : public Work {
+    void wait() override { FAIL() << "an axis of one member blocked its caller"; }
+  };
+  TrafficCounter counter({0});
+  const auto ring = make_ring_communicator({"axis of one", {0}, 0}, nullptr, counter);
+  const auto before = std::make_shared<NeverDone>();
+  EXPECT_EQ(ring->all_reduce(at::ones({2}, at::kFloat), Purpose::replica, before), before);
+  ring->all_reduce(at::ones({2}, at::kFloat), Purpose::replica)->wait();
+}
+
 TEST(RingFailure, NamesTheOperationTheAxisAndThePeer) {
   LoopbackWorld world(std::chrono::milliseconds(50));
   TrafficCounter counter({0, 0});
