@@ -22,11 +22,11 @@ struct DataPrepareArgs {
 int data_prepare(const DataPrepareArgs& args);
 
 struct DataInspectArgs {
-  std::vector<std::filesystem::path> files;  // token files
-  std::optional<std::string> tokenizer;      // given: the beginning of each file is decoded and printed
-  std::int64_t head = 64;                    // tokens of it
-  std::int64_t order = 0;                    // > 0: the ledger of the files' first `order` sequences, see below
-  std::uint64_t seed = 0;                    // of the ledger: [training] seed and seq_len
+  std::vector<std::filesystem::path> files;             // token files
+  std::optional<std::string> tokenizer = std::nullopt;  // given: the beginning of each file is decoded and printed
+  std::int64_t head = 64;                               // tokens of it
+  std::int64_t order = 0;  // > 0: the ledger of the files' first `order` sequences, see below
+  std::uint64_t seed = 0;  // of the ledger: [training] seed and seq_len
   std::int64_t seq_len = 0;
 };
 // Prints each file's header and checks its checksum. The ledger is a line `position epoch sequence` for each sequence
