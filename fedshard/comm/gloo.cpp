@@ -2,15 +2,22 @@
 
 #include <ATen/ATen.h>
 #include <arpa/inet.h>
+#include <fmt/ranges.h>
+#include <ifaddrs.h>
 #include <netdb.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstring>
+
+#include <set>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <utility>
 
 #include "fedshard/base/error.h"
+#include "fedshard/comm/plain_words.h"
 
 namespace fedshard::comm {
 namespace {
@@ -68,7 +75,7 @@ class GlooBackend final : public Backend {
     } catch (const std::exception& e) {
       base::fail<base::PeersLostError>(
           "rank {}: cannot connect the {} ({} ranks{}): {}", members.rank(), members.name, members.size(),
-          options_.interface.empty() ? "" : " over interface " + options_.interface, e.what());
+          options_.interface.empty() ? "" : " over interface " + options_.interface, plain_words(e));
     }
   }
 
@@ -81,6 +88,23 @@ class GlooBackend final : public Backend {
 
 std::unique_ptr<Backend> make_gloo_backend(std::shared_ptr<Store> store, GlooOptions options) {
   return std::make_unique<GlooBackend>(std::move(store), std::move(options));
+}
+
+void require_interface(const std::string& name) {
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) {
+    base::fail<base::RunError>("cannot list the network interfaces: {}", std::strerror(errno));
+  }
+  std::set<std::string> names;
+  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
+    const bool has_ip =
+        entry->ifa_addr != nullptr && (entry->ifa_addr->sa_family == AF_INET || entry->ifa_addr->sa_family == AF_INET6);
+    if (has_ip) names.insert(entry->ifa_name);
+  }
+  ::freeifaddrs(list);
+  if (names.contains(name)) return;
+  base::fail<base::UsageError>("[comm] interface '{}' is none of this machine's with an address: {}", name,
+                               fmt::join(names, ", "));
 }
 
 std::string address_towards(const std::string& host, int port) {

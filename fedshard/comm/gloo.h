@@ -19,6 +19,9 @@ struct GlooOptions {
 // transport with an operation under way blocks until the deadline. A rank that fails therefore ends by _exit.
 std::unique_ptr<Backend> make_gloo_backend(std::shared_ptr<Store> store, GlooOptions options);
 
+// Throws UsageError, listing those that there are, where this machine has no network interface `name` with an address.
+void require_interface(const std::string& name);
+
 // The address by which this machine reaches host:port, found without sending anything.
 std::string address_towards(const std::string& host, int port);
 

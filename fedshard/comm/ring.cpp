@@ -2,11 +2,13 @@
 
 #include <ATen/ATen.h>
 #include <c10/util/BFloat16.h>
+#include <c10/util/Exception.h>
 
 #include <atomic>
 #include <utility>
 
 #include "fedshard/base/error.h"
+#include "fedshard/comm/plain_words.h"
 #include "fedshard/comm/worker.h"
 
 namespace fedshard::comm {
@@ -190,10 +192,16 @@ class RingCommunicator final : public Communicator {
   auto guarded(int peer, Body body) -> decltype(body()) {
     try {
       return body();
+    } catch (const c10::Error& e) {
+      lost(peer, e.what_without_backtrace());
     } catch (const std::exception& e) {
-      fail<PeersLostError>("rank {}: {} {} ({}) on the {} failed while waiting for rank {}: {}", members().rank(),
-                           what_, operations_, name_of(purpose_), members().name, members().ranks[peer], e.what());
+      lost(peer, e.what());
     }
+  }
+
+  [[noreturn]] void lost(int peer, const char* why) {
+    fail<PeersLostError>("rank {}: {} {} ({}) on the {} failed while waiting for rank {}: {}", members().rank(), what_,
+                         operations_, name_of(purpose_), members().name, members().ranks[peer], why);
   }
 
   std::unique_ptr<Transport> transport_;

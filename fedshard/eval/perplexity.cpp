@@ -19,8 +19,7 @@ nn::MicroBatch batch_of(const data::TokenDataset& dataset, std::int64_t first, s
     dataset.read(first + i,
                  out.subspan(static_cast<std::size_t>(i * (length + 1)), static_cast<std::size_t>(length + 1)));
   }
-  const at::Tensor wide = ids.to(at::kLong);
-  nn::MicroBatch result{wide.narrow(1, 0, length).contiguous(), wide.narrow(1, 1, length).contiguous()};
+  nn::MicroBatch result = nn::micro_batch_of(ids);
   result.labels.narrow(0, count, batch - count).fill_(-100);
   return result;
 }
@@ -31,10 +30,12 @@ double EvalResult::perplexity() const { return std::exp(loss); }
 
 EvalResult evaluate(shard::Engine& engine, const shard::Arena& parameters, const data::TokenDataset& dataset, int world,
                     int rank, comm::Axes& axes, const EvalOptions& options) {
-  const data::EvalSlice slice = data::eval_slice(dataset.size(), world, rank, options.batch);
-  const std::int64_t passes = options.max_passes > 0 ? std::min(options.max_passes, slice.passes) : slice.passes;
+  const std::int64_t each_pass = options.batch * world;  // sequences of all ranks
+  const bool limited = options.max_passes > 0 && options.max_passes <= dataset.size() / each_pass;
+  const data::EvalSlice slice =
+      data::eval_slice(limited ? options.max_passes * each_pass : dataset.size(), world, rank, options.batch);
   std::array<double, 2> sums{};  // losses, tokens
-  for (std::int64_t pass = 0; pass < passes; ++pass) {
+  for (std::int64_t pass = 0; pass < slice.passes; ++pass) {
     const std::int64_t done = pass * options.batch;
     const std::int64_t count = std::clamp<std::int64_t>(slice.count - done, 0, options.batch);
     const shard::LossSum sum = engine.evaluate(batch_of(dataset, slice.first + done, count, options.batch), parameters);

@@ -10,8 +10,10 @@
 namespace fedshard::eval {
 
 struct EvalOptions {
-  std::int64_t batch = 1;       // sequences a rank and pass
-  std::int64_t max_passes = 0;  // 0: the whole set
+  std::int64_t batch = 1;  // sequences a rank and pass
+  // 0: the whole set. Otherwise its first max_passes * batch * world sequences, so that one rank with a batch of 4 and
+  // four ranks with 1 evaluate the same ones.
+  std::int64_t max_passes = 0;
 };
 
 struct EvalResult {

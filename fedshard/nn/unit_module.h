@@ -21,6 +21,10 @@ struct MicroBatch {
   at::Tensor labels;  // [B, T] int64, the token that follows each input; -100 where the position is masked
 };
 
+// From ids [B, T + 1] of any integer type: inputs the first T of each row, labels the last T. Neither shares memory
+// with `ids` or with the other, so labels can be masked.
+MicroBatch micro_batch_of(const at::Tensor& ids);
+
 using Parameters = std::span<const at::Tensor>;
 
 // The first stage gets an undefined input and reads batch.tokens; each other stage gets its predecessor's output; the

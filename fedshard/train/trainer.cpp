@@ -128,11 +128,8 @@ std::vector<nn::MicroBatch> Trainer::next_batches() {
   const std::int64_t steps = training.gradient_accumulation_steps, length = training.seq_len;
   const at::Tensor ids = at::empty({steps, training.local_batch_size, length + 1}, at::kInt);
   loader_.next({ids.mutable_data_ptr<std::int32_t>(), static_cast<std::size_t>(ids.numel())});
-  const at::Tensor wide = ids.to(at::kLong);
   std::vector<nn::MicroBatch> batches;
-  for (std::int64_t m = 0; m < steps; ++m) {
-    batches.push_back({wide[m].narrow(1, 0, length).contiguous(), wide[m].narrow(1, 1, length).contiguous()});
-  }
+  for (std::int64_t m = 0; m < steps; ++m) batches.push_back(nn::micro_batch_of(ids[m]));
   return batches;
 }
 
