@@ -3,15 +3,17 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <charconv>
 #include <cstdio>
 
 #include "fedshard/base/error.h"
 #include "fedshard/base/log.h"
+#include "fedshard/comm/gloo.h"
 #include "fedshard/comm/store.h"
 #include "fedshard/control/launch.h"
 #include "fedshard/control/place.h"
 #include "fedshard/control/ports.h"
-#include "fedshard/train/dry_run.h"
+#include "fedshard/train/forecast.h"
 #include "fedshard/train/host.h"
 #include "fedshard/train/inputs.h"
 #include "fedshard/train/rank.h"
@@ -22,7 +24,22 @@ namespace {
 constexpr const char* kLoopback = "127.0.0.1";
 constexpr double kLastWordsS = 5;
 
+// A port that the user fixed is taken as it is, or refused; 0: the system chooses.
+int port_of_environment() {
+  const auto text = control::process_environment("MASTER_PORT");
+  if (!text) return 0;
+  int port = 0;
+  const char* const end = text->data() + text->size();
+  const auto parsed = std::from_chars(text->data(), end, port);
+  if (parsed.ec != std::errc{} || parsed.ptr != end || port < 1 || port > 65535) {
+    base::fail<base::UsageError>("the environment variable MASTER_PORT is '{}', which is not a port (1 to 65535)",
+                                 *text);
+  }
+  return port;
+}
+
 int launch_ranks(const TrainArgs& args, const train::Config& config, const topology::Layout& layout) {
+  if (!config.comm.interface.empty()) comm::require_interface(config.comm.interface);
   // Inputs are opened here once, so that whatever is wrong with them is said before a rank exists, and raw text is
   // prepared by one process.
   train::open_inputs(config, [](const data::PrepareProgress& p) {
@@ -30,14 +47,8 @@ int launch_ranks(const TrainArgs& args, const train::Config& config, const topol
     fmt::print(stderr, "\rpreparing text: {} of {} MiB{}", p.bytes >> 20, p.total_bytes >> 20,
                p.bytes == p.total_bytes ? "\n" : "");
   });
-  // A port that the user fixed is taken as it is, or refused; otherwise the system chooses.
-  const auto fixed = control::process_environment("MASTER_PORT");
-  int port = 0;
-  if (fixed && std::sscanf(fixed->c_str(), "%d", &port) != 1) {
-    base::fail<base::UsageError>("MASTER_PORT is '{}', which is no port", *fixed);
-  }
-  control::ListeningSocket socket = control::listen_on(kLoopback, port);
-  port = socket.port();
+  control::ListeningSocket socket = control::listen_on(kLoopback, port_of_environment());
+  const int port = socket.port();
   train::RunHost host(config, layout, kLoopback);
   base::log_to_file(host.folder().path() / "ranks" / "launcher.log.txt");
   base::log_as("launcher");

@@ -6,6 +6,7 @@
 
 #include "fedshard/metrics/jsonl.h"
 #include "fedshard/metrics/progress.h"
+#include "fedshard/train/forecast.h"
 
 namespace fedshard::train {
 namespace {
@@ -44,6 +45,9 @@ class RunHost::Records {
 RunHost::RunHost(const Config& config, const topology::Layout& layout, const std::string& bind_address)
     : folder_(metrics::RunFolder::create(config.metrics.folder, resolved_toml(config))) {
   records_ = std::make_unique<Records>(folder_, config, layout);
+  if (config.metrics.progress) {
+    std::cerr << "memory of a rank:\n" << plan::describe(forecast_memory(config, layout)) << std::flush;
+  }
   control::CoordinatorOptions options;
   options.group_sizes = layout.sizes();
   options.bind_address = bind_address;

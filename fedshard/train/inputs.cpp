@@ -36,10 +36,10 @@ Inputs open_inputs(const Config& config, const data::PrepareCallback& progress) 
   inputs.plan = plan::llama_plan(inputs.dims);
   const auto tokenizer = data::load_tokenizer(config.data.tokenizer);
   if (tokenizer->vocab_size() > inputs.dims.vocab_size) {
-    base::fail<base::UsageError>("the tokenizer '{}' has {} ids but the model a vocab_size of {}; set [model] "
-                                 "vocab_size to at least {}, or choose a smaller tokenizer",
-                                 config.data.tokenizer, tokenizer->vocab_size(), inputs.dims.vocab_size,
-                                 tokenizer->vocab_size());
+    base::fail<base::UsageError>(
+        "the tokenizer '{}' has {} ids but the model a vocab_size of {}; set [model] "
+        "vocab_size to at least {}, or choose a smaller tokenizer",
+        config.data.tokenizer, tokenizer->vocab_size(), inputs.dims.vocab_size, tokenizer->vocab_size());
   }
   inputs.train = open_dataset(config.data.train, config, *tokenizer, inputs.dims, progress);
   if (!config.data.eval.empty()) {

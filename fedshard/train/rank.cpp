@@ -7,10 +7,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <new>
 #include <thread>
 
 #include "fedshard/base/log.h"
 #include "fedshard/comm/gloo.h"
+#include "fedshard/comm/plain_words.h"
 #include "fedshard/comm/store.h"
 #include "fedshard/control/launch.h"
 #include "fedshard/control/ports.h"
@@ -70,7 +72,7 @@ std::unique_ptr<control::CoordinatorClient> join_coordinator(const Config& confi
       .endpoint = hosted_here ? store.get(kEndpointKey) : place.coordinator,
       .token = control::RunToken::parse(hosted_here ? store.get(kTokenKey) : place.run_token),
       .version = versions().at("fedshard"),
-      .config_digest = resolved_toml(config),
+      .config_digest = fmt::format("{}# {}\n", resolved_toml(config), layout.describe()),
       .on_abort = nullptr,
       .exit_on_abort_s = std::nullopt};
   options.rank = place.rank;
@@ -119,14 +121,25 @@ base::ExitStatus train(const Config& config, const topology::Layout& layout, con
 }
 
 [[noreturn]] void leave(const control::Place& place, const Connections& connections, const base::Error& error) {
-  base::log_error("{}", error.what());
-  if (connections.coordinator) {
+  if (connections.coordinator) {  // before, the log is standard error, where it would stand twice
+    base::log_error("{}", error.what());
     connections.coordinator->report_error(error.what(), static_cast<int>(error.status()));
   }
   if (connections.host) connections.host->finish(2);
-  std::fprintf(stderr, "fedshard: rank %d: %s\n", place.rank, error.what());
+  const std::string text = error.what(), name = fmt::format("rank {}", place.rank);
+  const bool names_itself = text.starts_with(name + ":") || text.starts_with(name + " ");
+  fmt::print(stderr, "fedshard: {}{}\n", names_itself ? "" : name + ": ", text);
   std::fflush(nullptr);
   ::_exit(static_cast<int>(error.status()));
+}
+
+// LibTorch's allocator throws a general error with the number of bytes in its text.
+base::RunError from_outside(const std::exception& e) {
+  const std::string words = comm::plain_words(e);
+  const bool memory = dynamic_cast<const std::bad_alloc*>(&e) != nullptr || words.find("allocate memory") != words.npos;
+  if (!memory) return base::RunError(words);
+  return base::RunError(
+      fmt::format("out of memory ({}): lower [training] local_batch_size or seq_len, or shard over more ranks", words));
 }
 
 }  // namespace
@@ -138,6 +151,7 @@ base::ExitStatus run_rank(const Config& config, const control::Place& place) {
   try {
     const topology::Layout layout = validate(config, place.world_size);
     layout.require_equal_groups();
+    if (!config.comm.interface.empty()) comm::require_interface(config.comm.interface);
     set_threads(config, place);
     const Inputs inputs = open_inputs(config);
     connect(config, layout, place, connections);
@@ -151,7 +165,7 @@ base::ExitStatus run_rank(const Config& config, const control::Place& place) {
   } catch (const c10::Error& e) {
     leave(place, connections, base::RunError(e.what_without_backtrace()));
   } catch (const std::exception& e) {
-    leave(place, connections, base::RunError(e.what()));
+    leave(place, connections, from_outside(e));
   }
 }
 

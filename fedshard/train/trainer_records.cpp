@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "fedshard/base/error.h"
+#include "fedshard/train/forecast.h"
 #include "fedshard/train/trainer.h"
 #include "fedshard/train/version.h"
 
@@ -47,8 +48,8 @@ void Trainer::record_start() {
   record.shard = shape.shards;
   record.replicas = shape.replicas;
   record.params = model_.plan.numel();
-  for (const shard::Role role : {shard::Role::parameters, shard::Role::gradients, shard::Role::moments}) {
-    record.memory[shard::name_of(role)] = registry_.bytes(role);
+  for (const plan::MemoryRow& row : forecast_memory(context_.config, context_.layout).rows) {
+    record.memory[plan::name_of(row.purpose)] = row.bytes;
   }
   record.versions = versions();
   send(record);

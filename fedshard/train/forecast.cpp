@@ -1,0 +1,92 @@
+#include "fedshard/train/forecast.h"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <sstream>
+
+#include "fedshard/base/quantities.h"
+#include "fedshard/cost/formulas.h"
+#include "fedshard/model/activations.h"
+#include "fedshard/plan/llama_units.h"
+
+namespace fedshard::train {
+namespace {
+
+int bytes_of(Dtype dtype) { return dtype == Dtype::bf16 ? 2 : 4; }
+
+int moments_of(const OptimizerConfig& optimizer) {
+  if (optimizer.name == OptimizerName::adamw) return 2;
+  return optimizer.momentum != 0 ? 1 : 0;
+}
+
+plan::ScheduleOptions schedule_of(const Config& config) {
+  return {static_cast<int>(config.training.gradient_accumulation_steps), config.parallelism.fsdp_reshard_after_forward,
+          config.parallelism.prefetch};
+}
+
+std::string traffic_line(const char* what, const cost::Bytes& bytes, int world) {
+  const auto human = [](std::int64_t count) { return base::human(base::Bytes{count}); };
+  return fmt::format(
+      "{:<22}{:>12} in groups ({} gather, {} reduce, {} replica, {} aggregate), {} between groups; {} a rank\n", what,
+      human(bytes.inside()), human(bytes.gather), human(bytes.reduce), human(bytes.replica),
+      human(bytes.aggregate_inside), human(bytes.between()), human((bytes.inside() + bytes.between()) / world));
+}
+
+std::string as_comment(const std::string& text) {
+  std::istringstream in(text);
+  std::string line, out;
+  while (std::getline(in, line)) out += "# " + line + "\n";
+  return out;
+}
+
+}  // namespace
+
+plan::MemoryTable forecast_memory(const Config& config, const topology::Layout& layout) {
+  const model::Dims dims = dims_of(config.model);
+  const topology::GroupShape& shape = layout.group(0);
+  plan::MemoryOptions options;
+  options.shards = shape.shards;
+  options.replicas = shape.replicas;
+  options.groups = layout.groups();
+  options.federation = layout.groups() > 1;
+  options.compute_bytes = bytes_of(config.training.dtype);
+  options.reduce_bytes = bytes_of(config.training.reduce_dtype);
+  options.moments = moments_of(config.optimizer);
+  options.activation_bytes = model::llama_activation_bytes(dims, config.training.local_batch_size,
+                                                           config.training.seq_len, options.compute_bytes);
+  options.schedule = schedule_of(config);
+  return plan::predict_memory(plan::llama_plan(dims), options);
+}
+
+std::string forecast_traffic(const Config& config, const topology::Layout& layout) {
+  const plan::ModelPlan plan = plan::llama_plan(dims_of(config.model));
+  const cost::TrafficOptions options{schedule_of(config), bytes_of(config.training.dtype),
+                                     bytes_of(config.training.reduce_dtype), 4};
+  const cost::Bytes step = cost::step_bytes(plan, layout, options);
+  const cost::Bytes round = cost::round_bytes(plan, layout, options);
+  const std::int64_t rounds = layout.groups() > 1 ? config.training.steps / config.federation.every : 0;
+  cost::Bytes all;
+  all.gather = step.gather * config.training.steps;
+  all.reduce = step.reduce * config.training.steps;
+  all.replica = step.replica * config.training.steps;
+  all.aggregate_inside = round.aggregate_inside * rounds;
+  all.aggregate_between = round.aggregate_between * rounds;
+  std::string text = traffic_line("a step", step, layout.world());
+  if (layout.groups() > 1) text += traffic_line("the end of a round", round, layout.world());
+  text += traffic_line(fmt::format("{} steps", config.training.steps).c_str(), all, layout.world());
+  if (!config.data.eval.empty()) {
+    text += traffic_line("a pass of evaluation", cost::forward_bytes(plan, layout, options), layout.world());
+  }
+  return text;
+}
+
+void print_dry_run(const Config& config, const topology::Layout& layout) {
+  const plan::ModelPlan plan = plan::llama_plan(dims_of(config.model));
+  fmt::print(
+      "{}\n# Layout\n# {}\n# {} parameters in {} units\n\n# Memory of a rank\n{}\n# Bytes on the wire, all ranks\n{}",
+      resolved_toml(config), layout.describe(), plan.numel(), plan.units.size(),
+      as_comment(plan::describe(forecast_memory(config, layout))), as_comment(forecast_traffic(config, layout)));
+}
+
+}  // namespace fedshard::train
