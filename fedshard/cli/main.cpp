@@ -21,7 +21,11 @@ void add_train(CLI::App& app, TrainArgs& args) {
   CLI::App* train = app.add_subcommand("train", "Train as a config file says, on local ranks or as one rank of a job");
   train->add_option("config", args.config, "The TOML file (docs/configuration.md)")->required();
   train->add_option("--ranks", args.ranks, "Start this many ranks here (default: the launcher's environment, else 1)")
-      ->check(CLI::PositiveNumber);
+      ->check([](const std::string& text) {
+        int ranks = 0;
+        const bool right = CLI::detail::lexical_cast(text, ranks) && ranks >= 1;
+        return right ? "" : "must be a whole number from 1, not '" + text + "'";
+      });
   train->add_option("--set", args.overrides, "Override a key: table.key=value; may be repeated")
       ->allow_extra_args(false);
   train->add_flag("--dry-run", args.dry_run, "Print config, layout, memory and traffic; start nothing");
@@ -58,6 +62,18 @@ std::string version_line() {
   return line;
 }
 
+// CLI11 misses a subcommand before it looks at the word that stands in its place.
+std::string complaint(const CLI::App& app, const CLI::ParseError& error) {
+  const CLI::App* level = &app;
+  while (!level->get_subcommands().empty()) level = level->get_subcommands().front();
+  std::string names;
+  for (const CLI::App* sub : level->get_subcommands({})) names += (names.empty() ? "" : ", ") + sub->get_name();
+  const auto rest = app.remaining(/*recurse=*/true);
+  if (error.get_name() != "RequiredError" || names.empty()) return error.what();
+  return (rest.empty() ? "a command is missing" : "there is no command '" + rest.front() + "'") + ": give one of " +
+         names;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -75,7 +91,7 @@ int main(int argc, char** argv) {
   } catch (const CLI::Success& e) {
     return app.exit(e);
   } catch (const CLI::ParseError& e) {
-    app.exit(e);
+    std::cerr << "fedshard: " << complaint(app, e) << " (fedshard --help says what there is)\n";
     return static_cast<int>(fedshard::base::ExitStatus::usage);
   }
   try {

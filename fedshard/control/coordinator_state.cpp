@@ -84,8 +84,10 @@ void CoordinatorState::on(int rank, const Hello& hello, double now) {
                               first_hello_->version));
   }
   if (hello.config_digest != first_hello_->config_digest) {
-    return refuse(fmt::format("{} on {} has another configuration than rank {} on {}: give all ranks the same file",
-                              who(rank), hello.host, first_hello_->rank, first_hello_->host));
+    return refuse(
+        fmt::format("{} on {} has another configuration than rank {} on {}: give all ranks the same file, the "
+                    "same --set and the same number of ranks",
+                    who(rank), hello.host, first_hello_->rank, first_hello_->host));
   }
   membership_.move(rank, RankState::joined);
   outgoing_.emplace_back(rank, Welcome{});
@@ -145,7 +147,8 @@ void CoordinatorState::on(int rank, const RankError& error, double now) {
   membership_.move(rank, RankState::failed);
   if (abort_) return;
   if (error.status != kPeersLost) {
-    return end_run(error, fmt::format("{} failed: {}", who(rank), error.message), kPeersLost, now);
+    return end_run(error, fmt::format("{} failed: {}", who(rank), own_words(rank, error.group, error.message)),
+                   kPeersLost, now);
   }
   if (echo_) return;
   echo_ = Echo{error, now};
@@ -195,12 +198,18 @@ void CoordinatorState::judge_echo(double now) {
   }
   if (others_left && now - echo_->time < deadlines_.echo) return;
   RankError cause = echo_->report;
-  std::string reason =
-      fmt::format("{} lost its peers: {}; {}", who(cause.rank), cause.message, whereabouts(cause.group));
+  std::string reason = fmt::format("{} lost its peers: {}; {}", who(cause.rank),
+                                   own_words(cause.rank, cause.group, cause.message), whereabouts(cause.group));
+  const auto blame = [&](const std::vector<int>& ranks, const std::string& what) {
+    reason = fmt::format("{} {}; {}", list_ranks(ranks), what, reason);
+    for (const int rank : ranks) membership_.move(rank, RankState::failed);
+    cause = {ranks.front(), membership_.group_of(ranks.front()), reason, kPeersLost};
+  };
+  const auto absent = membership_.in_state(RankState::expected);
   if (!quiet.empty()) {
-    reason = fmt::format("{} fell silent; {}", list_ranks(quiet), reason);
-    for (const int rank : quiet) membership_.move(rank, RankState::failed);
-    cause = {quiet.front(), membership_.group_of(quiet.front()), reason, kPeersLost};
+    blame(quiet, "fell silent");
+  } else if (!absent.empty()) {
+    blame(absent, "did not join");
   }
   end_run(cause, reason, kPeersLost, now);
 }

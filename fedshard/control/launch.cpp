@@ -242,7 +242,9 @@ LaunchResult Supervisor::blame(const ChildExit& cause) const {
   const auto report = reported();
   if (is_earlier(earlier_report_)) return blame(*earlier_report_);
   if (is_weak && report && report->rank != cause.rank) return blame(*report);
-  std::string words = report && report->rank == cause.rank ? report->message : tail_of(error_file(cause.rank));
+  std::string words = report && report->rank == cause.rank
+                          ? std::string(own_words(report->rank, report->group, report->message))
+                          : tail_of(error_file(cause.rank));
   if (cause.signal != 0) {
     std::string killed = fmt::format("{} was killed by {}", who(cause.rank), signal_name(cause.signal));
     if (cause.signal == SIGKILL) killed += " (if nobody did that, the machine ran out of memory)";
@@ -254,7 +256,8 @@ LaunchResult Supervisor::blame(const ChildExit& cause) const {
 
 LaunchResult Supervisor::blame(const RankError& report) const {
   if (report.rank < 0) return {report.status, -1, report.message};
-  return {report.status, report.rank, fmt::format("{}: {}", who(report.rank), report.message)};
+  return {report.status, report.rank,
+          fmt::format("{}: {}", who(report.rank), own_words(report.rank, report.group, report.message))};
 }
 
 LaunchResult Supervisor::result() const {

@@ -73,6 +73,15 @@ void Membership::move(int rank, RankState to) {
 
 std::string rank_name(int rank, int group) { return fmt::format("rank {} (group {})", rank, group); }
 
+std::string_view own_words(int rank, int group, std::string_view words) {
+  for (const std::string& name : {rank_name(rank, group), fmt::format("rank {}", rank)}) {
+    for (const char* end : {": ", " "}) {
+      if (words.starts_with(name + end)) return words.substr((name + end).size());
+    }
+  }
+  return words;
+}
+
 std::string list_ranks(const std::vector<int>& ascending) {
   if (ascending.empty()) return "no rank";
   std::string text = ascending.size() == 1 ? "rank " : "ranks ";

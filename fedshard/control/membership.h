@@ -2,6 +2,7 @@
 // The surprising part: `failed` and `ended` are final. A rank that comes back would be a new member; there is none yet.
 #pragma once
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace fedshard::control {
@@ -43,6 +44,9 @@ class Membership {
 
 // "rank 3 (group 1)"
 std::string rank_name(int rank, int group);
+
+// `words` without that rank's name and a colon or blank before them, for messages that have named it already.
+std::string_view own_words(int rank, int group, std::string_view words);
 
 // "no rank", "rank 2", "ranks 0, 2, 3", "ranks 0-7": runs of three and more are shortened.
 std::string list_ranks(const std::vector<int>& ascending);

@@ -149,7 +149,7 @@ BadRecords parse_bad_records(std::string_view text) {
 TextKind kind_of_text(const std::filesystem::path& path) {
   if (path.extension() == ".txt") return TextKind::plain;
   if (path.extension() == ".jsonl") return TextKind::jsonl;
-  base::fail<base::UsageError>("{}: fedshard reads token files, .txt and .jsonl", path.string());
+  base::fail<base::UsageError>("{}: is no token file, and of texts fedshard reads .txt and .jsonl", path.string());
 }
 
 std::unique_ptr<DocumentReader> read_documents(std::istream& input, std::string name, TextKind kind,

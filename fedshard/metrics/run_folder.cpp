@@ -22,7 +22,10 @@ RunFolder RunFolder::create(const std::filesystem::path& path, std::string_view 
         path.string());
   }
   std::filesystem::create_directories(path / "ranks", error);
-  if (error) fail<base::RunError>("{}: cannot make the run folder: {}", path.string(), error.message());
+  if (error) {
+    fail<base::UsageError>("{}: cannot make the run folder: {}; give the run another one (--set metrics.folder=...)",
+                           path.string(), error.message());
+  }
   base::write_file_atomically(folder.config(), resolved_config);
   return folder;
 }

@@ -14,8 +14,8 @@ class RunFolder {
   explicit RunFolder(std::filesystem::path path) : path_(std::move(path)) {}
 
   // Makes the folder and `ranks/` in it and writes config.toml; to be called by one process of the run, before the
-  // others write there. Throws UsageError where metrics.jsonl holds records already, RunError naming the path where
-  // something can't be made.
+  // others write there. Throws UsageError where metrics.jsonl holds records already or the folder can't be made,
+  // RunError where config.toml can't be written.
   static RunFolder create(const std::filesystem::path& path, std::string_view resolved_config);
 
   const std::filesystem::path& path() const { return path_; }

@@ -180,7 +180,7 @@ StepResult Engine::finish_gradients(const Pass& pass) {
         "rank {}: the {} of the step is not finite (loss {}, gradient norm {}); lower the learning "
         "rate, warm up longer, or compute in fp32",
         axes_.group->members().rank(), std::isfinite(result.loss) ? "gradient norm" : "loss", result.loss,
-        result.grad_norm);
+        std::abs(result.grad_norm));
   }
   // The same rule as torch.nn.utils.clip_grad_norm_.
   const double clip = options_.max_norm > 0 ? std::min(1.0, options_.max_norm / (result.grad_norm + 1e-6)) : 1.0;

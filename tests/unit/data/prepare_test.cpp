@@ -267,7 +267,7 @@ TEST(ResolveData, RefusesTokenFilesOfAnotherTokenizer) {
 TEST(ResolveData, RefusesOtherKindsOfFiles) {
   const auto path = write_scratch("a.parquet", "PAR1");
   expect_error<UsageError>([&] { resolve_data({path.string()}, ByteTokenizer(), scratch("cache"), kFail); },
-                           {"a.parquet: fedshard reads token files, .txt and .jsonl"});
+                           {"a.parquet: is no token file, and of texts fedshard reads .txt and .jsonl"});
 }
 
 TEST(ResolveData, ManyAtOnceGetTheSameFile) {

@@ -117,8 +117,10 @@ TEST(RunFolder, WithRecordsIsRefusedAndLeftAlone) {
 TEST(RunFolder, ThatCannotBeMadeIsNamed) {
   const auto path = scratch("file");
   std::ofstream(path) << "x";
-  const auto message = refusal_of<base::RunError>([&] { RunFolder::create(path / "run", ""); });
-  EXPECT_EQ(message, (path / "run").string() + ": cannot make the run folder: Not a directory");
+  const auto message = refusal_of<base::UsageError>([&] { RunFolder::create(path / "run", ""); });
+  EXPECT_EQ(message, (path / "run").string() +
+                         ": cannot make the run folder: Not a directory; give the run another one (--set "
+                         "metrics.folder=...)");
 }
 
 TEST(Trace, IsAListOfEventsThatAnyParserReads) {
