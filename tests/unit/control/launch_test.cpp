@@ -36,7 +36,9 @@ class Launch : public testing::Test {
     EXPECT_EQ(errno, ECHILD);
     for (const auto& entry : fs::directory_iterator(folder_)) {
       if (entry.path().extension() != ".pid") continue;
-      const int pid = std::stoi(base::read_file(entry.path()));
+      const std::string text = base::read_file(entry.path());
+      if (text.empty()) continue;  // its shell was killed while it wrote
+      const int pid = std::stoi(text);
       bool gone = false;
       for (int i = 0; i < 500 && !gone; ++i) {  // a grandchild is reaped by init, in init's own time
         gone = ::kill(pid, 0) != 0 || is_zombie(pid);
