@@ -1,0 +1,135 @@
+"""The same training in one process of plain PyTorch: transformers' Llama, torch.optim, torch's clipping and schedules.
+
+Nothing here knows about shards, replicas or messages. With several groups the groups are trained in turn, each a model
+with an optimizer of its own, and every K steps their parameters become the weighted mean.
+"""
+
+import copy
+import dataclasses
+import math
+
+import torch
+import transformers
+
+from multi_harness import data_order, read_tokens, windows
+
+torch.set_num_threads(1)
+
+
+@dataclasses.dataclass
+class Recipe:
+    """What to train, in the words of the configuration. `batch` is the sequences of one step over all groups."""
+    weights: object
+    train: object
+    eval: object
+    seed: int
+    steps: int
+    batch: int
+    groups: int = 1
+    every: int = 0                # steps between averages; 0: never
+    averaging: tuple = ()         # one weight a group; empty: the same for all
+    optimizer: str = "adamw"
+    lr: float = 0.003
+    weight_decay: float = 0.1
+    momentum: float = 0.0
+    max_norm: float = 0.0         # 0: no clipping
+    warmup_steps: int = 0
+    min_lr_factor: float = 0.0
+
+
+@dataclasses.dataclass
+class Outcome:
+    losses: list                  # [group][step]
+    norms: list                   # [group][step], before clipping
+    lrs: list                     # [step]
+    eval_loss: float              # of the groups' weighted mean
+    eval_tokens: int
+
+
+def make_optimizer(recipe, model):
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    if recipe.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum)
+    return torch.optim.AdamW(groups, lr=recipe.lr, betas=(0.9, 0.95), eps=1e-8)
+
+
+def make_schedule(recipe, optimizer):
+    """Torch's own pieces: linear from lr / warmup to lr, then the cosine from lr down over the steps that are left."""
+    schedule = torch.optim.lr_scheduler
+    rest = recipe.steps - recipe.warmup_steps
+    fall = schedule.CosineAnnealingLR(optimizer, T_max=rest, eta_min=recipe.lr * recipe.min_lr_factor)
+    if recipe.warmup_steps == 0:
+        return fall
+    rise = schedule.LinearLR(optimizer, start_factor=1 / recipe.warmup_steps, total_iters=recipe.warmup_steps - 1)
+    return schedule.SequentialLR(optimizer, [rise, fall], milestones=[recipe.warmup_steps])
+
+
+def loss_of(model, sequences, reduction="mean"):
+    logits = model(input_ids=sequences[:, :-1], use_cache=False).logits
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), sequences[:, 1:].flatten(), reduction=reduction)
+
+
+class Group:
+    """One model and what trains it."""
+
+    def __init__(self, recipe, model):
+        self.recipe = recipe
+        self.model = model
+        self.optimizer = make_optimizer(recipe, model)
+        self.schedule = make_schedule(recipe, self.optimizer)
+        self.losses, self.norms, self.lrs = [], [], []
+
+    def step(self, sequences):
+        self.optimizer.zero_grad()
+        loss = loss_of(self.model, sequences)
+        loss.backward()
+        limit = self.recipe.max_norm if self.recipe.max_norm > 0 else math.inf
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        self.lrs.append(self.optimizer.param_groups[0]["lr"])
+        self.optimizer.step()
+        self.schedule.step()
+        self.losses.append(loss.item())
+        self.norms.append(norm.item())
+
+
+@torch.no_grad()
+def mean_of(groups, averaging):
+    """Parameter by parameter: the weighted sum in group order in fp64, rounded to fp32 once."""
+    means = []
+    for parameters in zip(*(group.model.parameters() for group in groups)):
+        total = torch.zeros_like(parameters[0], dtype=torch.float64)
+        for weight, parameter in zip(averaging, parameters):
+            total += weight * parameter.double()
+        means.append(total.float())
+    return means
+
+
+@torch.no_grad()
+def assign(model, values):
+    for parameter, value in zip(model.parameters(), values):
+        parameter.copy_(value)
+
+
+def train(recipe):
+    model = transformers.LlamaForCausalLM.from_pretrained(recipe.weights, dtype=torch.float32)
+    averaging = recipe.averaging or [1.0 / recipe.groups] * recipe.groups
+    groups = [Group(recipe, copy.deepcopy(model)) for _ in range(recipe.groups)]
+    sequences = torch.from_numpy(windows(read_tokens(recipe.train)))
+    order = data_order(recipe.train, recipe.steps * recipe.batch, recipe.seed)
+    share = recipe.batch // recipe.groups
+    for step in range(recipe.steps):
+        for g, group in enumerate(groups):
+            first = step * recipe.batch + g * share
+            group.step(sequences[order[first:first + share]])
+        if recipe.every > 0 and (step + 1) % recipe.every == 0:
+            means = mean_of(groups, averaging)
+            for group in groups:
+                assign(group.model, means)
+    assign(model, mean_of(groups, averaging))
+    held_out = torch.from_numpy(windows(read_tokens(recipe.eval)))
+    with torch.no_grad():
+        total = loss_of(model.eval(), held_out, reduction="sum").item()
+    tokens = held_out[:, 1:].numel()
+    return Outcome([g.losses for g in groups], [g.norms for g in groups], groups[0].lrs, total / tokens, tokens)

@@ -1,0 +1,170 @@
+"""The traffic record is exact: bytes by purpose equal closed forms, and the network interface's counters bear them out.
+
+N_u elements of unit u, s_u = ceil(N_u / F), groups G of R replicas of F shards, P = G R F ranks; b_g, b_r bytes of an
+element gathered or reduced. A ring of n that moves chunks of s elements sends n (n - 1) s of them in all, so over all
+ranks:
+  gather     P (F - 1) s_u b_g for each gather of a unit: two a micro-step, one for first and last unit, and one for all
+             where units stay gathered; in a pass of evaluation one
+  reduce     P (F - 1) s_u b_r a micro-step
+  replica    G F 2 (R - 1) s_u b_r a micro-step
+  aggregate  a round: 2 (G - 1) N 4 between groups, and G (R - 1) N 4 inside them, where replicas share their slices
+  state      the same once for every evaluation that needs a mean: when steps were done since the last round
+"""
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from multi_harness import BINARY, MODEL, VOCABULARY, Run, run_process
+
+def unit_sizes(hidden_size=32, intermediate_size=56, layers=2, heads=4, kv_heads=2, tied=False):
+    """(elements, gathers of a micro-step when resharded) by unit, counted from the shapes of Llama's parameters."""
+    head = hidden_size // heads
+    attention = 2 * hidden_size * heads * head + 2 * hidden_size * kv_heads * head
+    block = attention + 3 * hidden_size * intermediate_size + 2 * hidden_size
+    table = VOCABULARY * hidden_size
+    blocks = [(block, 2)] * layers
+    if tied:
+        return [(table + hidden_size, 1)] + blocks
+    return [(table, 1)] + blocks + [(hidden_size + table, 1)]
+
+
+class Forecast:
+    """Closed forms for one run."""
+
+    def __init__(self, units, groups, replicas, shards, dtype="fp32", reduce_dtype="fp32", reshard=True):
+        bytes_of = {"fp32": 4, "bf16": 2}
+        self.units, self.groups, self.replicas, self.shards = units, groups, replicas, shards
+        self.b_g, self.b_r, self.reshard = bytes_of[dtype], bytes_of[reduce_dtype], reshard
+        self.ranks = groups * replicas * shards
+        self.numel = sum(numel for numel, _ in units)
+
+    def moved(self, gathers):
+        """Elements that gathers of each unit move, `gathers(times)` times; its reductions move one gather's."""
+        return self.ranks * (self.shards - 1) * sum(math.ceil(numel / self.shards) * gathers(times)
+                                                    for numel, times in self.units)
+
+    def between(self):
+        return 2 * (self.groups - 1) * self.numel * 4
+
+    def inside(self):
+        return self.groups * (self.replicas - 1) * self.numel * 4
+
+    def bytes(self, micro_steps, rounds=0, eval_passes=0, means=0):
+        once = self.moved(lambda times: 1)
+        training = self.moved(lambda times: times if self.reshard else 1)
+        shard_elements = sum(math.ceil(numel / self.shards) for numel, _ in self.units)
+        ring = 2 * (self.replicas - 1) * shard_elements * self.groups * self.shards
+        a_mean = self.between() + (self.inside() if self.groups > 1 else 0)
+        return {"gather": (micro_steps * training + eval_passes * once) * self.b_g,
+                "reduce": micro_steps * once * self.b_r,
+                "replica": micro_steps * ring * self.b_r,
+                "aggregate": rounds * a_mean,
+                "state": means * a_mean}
+
+
+def by_purpose(record):
+    return {purpose: record[purpose] for purpose in ("gather", "reduce", "replica", "aggregate", "state")}
+
+
+TRAINING = {"local_batch_size": 2, "steps": 7, "gradient_accumulation_steps": 1}
+EVALUATED = 17  # sequences in the evaluation file: ranks make ceil(ceil(17 / P) / 2) passes of 2
+
+# name: (G, R, F), further tables
+RUNS = {
+    "one rank": ((1, 1, 1), {}),
+    "ddp": ((1, 3, 1), {"training": {"reduce_dtype": "bf16"}}),
+    "fsdp": ((1, 1, 3), {}),
+    "fsdp bf16, micro-steps": ((1, 1, 3), {"training": {"dtype": "bf16", "gradient_accumulation_steps": 3}}),
+    "fsdp, kept gathered": ((1, 1, 2), {"parallelism": {"fsdp_reshard_after_forward": False}}),
+    "fsdp, tied": ((1, 1, 3), {"model": {"tie_word_embeddings": True}}),
+    "hsdp": ((1, 2, 2), {"training": {"dtype": "bf16", "reduce_dtype": "bf16"}}),
+    "fl+ddp": ((2, 2, 1), {}),
+    "fl+fsdp": ((2, 1, 3), {}),
+    "fl+hsdp": ((2, 2, 2), {"training": {"dtype": "bf16"}}),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_bytes_equal_closed_forms(name, program):
+    (groups, replicas, shards), tables = RUNS[name]
+    ranks = groups * replicas * shards
+    training = {**TRAINING, **tables.get("training", {})}
+    reshard = tables.get("parallelism", {}).get("fsdp_reshard_after_forward", True)
+    tied = tables.get("model", {}).get("tie_word_embeddings", False)
+    run = program.train(ranks, model={"hf": None, "preset": "llama-tiny", **MODEL, "tie_word_embeddings": tied},
+                        training=training, federation={"every": 3}, validation={"interval": 3},
+                        parallelism={"groups": groups, "data_parallel_shard_degree": shards,
+                                     "data_parallel_replicate_degree": replicas, **tables.get("parallelism", {})})
+    units = unit_sizes(tied=tied)
+    assert run.start["params"] == sum(numel for numel, _ in units)
+    forecast = Forecast(units, groups, replicas, shards, training.get("dtype", "fp32"),
+                        training.get("reduce_dtype", "fp32"), reshard)
+    passes = math.ceil(math.ceil(EVALUATED / ranks) / training["local_batch_size"])
+    micro_steps = training["gradient_accumulation_steps"]
+    federated = groups > 1
+
+    # At rounds 3 and 6 no mean is asked for, because the groups have just become equal; at the end, step 7, one is.
+    at_rounds = [(r["step"], by_purpose(r)) for r in run.of("traffic")[:-1]]
+    assert at_rounds == [(3 * i, forecast.bytes(3 * i * micro_steps, i, (i - 1) * passes))
+                         for i in (1, 2) if federated]
+    last = run.traffic()
+    assert last["step"] == 7
+    assert by_purpose(last) == forecast.bytes(7 * micro_steps, 2 * federated, 3 * passes, 1 * federated)
+
+    # Between groups go the parts that are averaged, and a few numbers at rounds and evaluations.
+    averaged = 3 * forecast.between() if federated else 0
+    assert averaged <= last["inter_group"] <= averaged + last["control"]
+    assert last["intra_group"] + last["inter_group"] == sum(by_purpose(last).values()) + last["control"]
+    assert (last["control"] > 0) == (ranks > 1)
+
+
+# Runs its arguments in a network namespace whose only interface is a loopback of its own, and prints the bytes that
+# went over it. Started by `unshare`.
+INSIDE = """
+import fcntl, json, socket, struct, subprocess, sys
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+    fcntl.ioctl(s, 0x8914, struct.pack("16sH14x", b"lo", 0x1 | 0x40))  # SIOCSIFFLAGS: up, running
+def sent():
+    for line in open("/proc/net/dev"):
+        name, _, counters = line.partition(":")
+        if name.strip() == "lo":
+            return int(counters.split()[8])
+before = sent()
+done = subprocess.run(sys.argv[1:], capture_output=True, text=True)
+print(json.dumps({"status": done.returncode, "stderr": done.stderr, "bytes": sent() - before}))
+"""
+
+
+def namespace_command():
+    """How to enter a network namespace here, or a skip that says why there is no way."""
+    if shutil.which("unshare") is None:
+        pytest.skip("no unshare command on this machine")
+    options = ["--net"] if os.geteuid() == 0 else ["--map-root-user", "--net"]
+    probe = subprocess.run(["unshare", *options, "true"], capture_output=True, text=True)
+    if probe.returncode != 0:
+        pytest.skip(f"network namespaces are forbidden here: {probe.stderr.strip()}")
+    return ["unshare", *options]
+
+
+def test_the_interface_counts_the_same_bytes(program):
+    """Everything that the ranks say to each other, and no more than 2 % beside it: protocol headers, the coordinator,
+    the store. Units are big, so that headers are few; a collective that moved its data twice would be far beyond."""
+    enter = namespace_command()
+    big = {"hf": None, "preset": "llama-tiny", **MODEL, "hidden_size": 256, "intermediate_size": 700}
+    path, run_folder = program.config(model=big, training={"local_batch_size": 1, "steps": 6}, federation={"every": 2},
+                                      parallelism={"groups": 2, "data_parallel_shard_degree": 2})
+    done = run_process([*enter, sys.executable, "-c", INSIDE, BINARY, "train", path, "--ranks", 4],
+                       program.environment())
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["status"] == 0, report["stderr"]
+    traffic = Run(run_folder).traffic()
+    payload = traffic["intra_group"] + traffic["inter_group"]
+    assert payload > 50_000_000
+    assert payload <= report["bytes"] <= 1.02 * payload
