@@ -21,9 +21,10 @@ std::int64_t block_activation_bytes(const Dims& dims, std::int64_t batch, std::i
 
 std::int64_t head_activation_bytes(const Dims& dims, std::int64_t batch, std::int64_t seq_len, std::int64_t element) {
   const std::int64_t elements = dims.hidden_size + dims.vocab_size;
-  // The norm's scale; of the loss, the logarithm of each row's sum, the target and whether it counts.
+  // The norm's scale; for the loss, the logarithm of each row's sum, the target and whether it counts.
   const std::int64_t statistics = kFp32 + kFp32 + kInt64 + kBool;
-  return batch * seq_len * (elements * element + statistics);
+  const std::int64_t loss = kFp32;
+  return batch * seq_len * (elements * element + statistics) + loss;
 }
 
 std::int64_t llama_activation_bytes(const Dims& dims, std::int64_t batch, std::int64_t seq_len, std::int64_t element) {

@@ -16,7 +16,7 @@ namespace fedshard::model {
 // Of one block: what its autograd graph saves, the output that it hands on included, its input (the output before) not.
 std::int64_t block_activation_bytes(const Dims& dims, std::int64_t batch, std::int64_t seq_len, std::int64_t element);
 
-// Of the head: the normed hidden states, the logits in the compute dtype, and the loss's numbers a token.
+// Of the head: the normed hidden states, the logits in the compute dtype, a few numbers a token, and the loss.
 std::int64_t head_activation_bytes(const Dims& dims, std::int64_t batch, std::int64_t seq_len, std::int64_t element);
 
 // Of one micro-step, at its fullest (the forward is over, the backward yet to begin): the embedding's output, all

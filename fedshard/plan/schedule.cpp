@@ -76,17 +76,23 @@ bool completes_gradient(const std::vector<Computation>& list, std::size_t t) {
 void append_passes(const ModelPlan& plan, const ScheduleOptions& options, bool backward, Schedule& schedule) {
   const std::vector<Computation> list = computations_of(plan, options.micro_steps, backward);
   const std::vector<Residency> residencies = residencies_of(plan, list, options);
+  // By computation; a scan of all residencies for each would take seconds for hundreds of micro-steps.
+  std::vector<std::vector<int>> issued_before(list.size()), ended_by(list.size());
+  for (int r = 0; r < static_cast<int>(residencies.size()); ++r) {
+    issued_before[residencies[r].issued_before].push_back(r);
+    ended_by[residencies[r].last].push_back(r);
+  }
   for (int t = 0; t < static_cast<int>(list.size()); ++t) {
-    for (const Residency& r : residencies) {
-      if (r.issued_before == t) schedule.push_back({OpKind::gather, r.unit, -1, r.micro_step});
+    for (const int r : issued_before[t]) {
+      schedule.push_back({OpKind::gather, residencies[r].unit, -1, residencies[r].micro_step});
     }
     const Computation& c = list[t];
     schedule.push_back({c.kind, c.unit, c.stage, c.micro_step});
     if (completes_gradient(list, static_cast<std::size_t>(t))) {
       schedule.push_back({OpKind::reduce, c.unit, -1, c.micro_step});
     }
-    for (const Residency& r : residencies) {
-      if (r.last == t) schedule.push_back({OpKind::release, r.unit, -1, r.micro_step});
+    for (const int r : ended_by[t]) {
+      schedule.push_back({OpKind::release, residencies[r].unit, -1, residencies[r].micro_step});
     }
   }
 }

@@ -1,0 +1,130 @@
+#include "fedshard/plan/memory.h"
+
+#include <gtest/gtest.h>
+
+#include "fedshard/base/error.h"
+#include "fedshard/plan/llama_units.h"
+
+namespace fedshard::plan {
+namespace {
+
+// Units of so many elements each, used by a stage each.
+ModelPlan plan_of(const std::vector<std::int64_t>& sizes) {
+  ModelPlan plan;
+  for (const std::int64_t size : sizes) {
+    const std::string name = "u" + std::to_string(plan.units.size());
+    plan.stages.push_back({name, static_cast<int>(plan.units.size())});
+    plan.units.push_back({name, {{name + ".w", {size}, {}}}});
+  }
+  plan.stages[0].backward_reads_parameters = false;
+  return plan;
+}
+
+std::vector<std::int64_t> bytes_of(const MemoryTable& table) {
+  std::vector<std::int64_t> bytes;
+  for (const MemoryRow& row : table.rows) bytes.push_back(row.bytes);
+  return bytes;
+}
+
+TEST(Memory, OneRankByHand) {
+  // Arenas round each unit up to a multiple of 16 elements.
+  const ModelPlan plan = plan_of({24, 10, 10, 10, 30});
+  const MemoryTable table = predict_memory(
+      plan, {.compute_bytes = 2, .activation_bytes = 1000, .schedule = {.reshard_after_forward = true, .prefetch = 0}});
+  constexpr std::int64_t kArena = (32 + 16 + 16 + 16 + 32) * 4;
+  // Most is allocated while the head computes its backward: the head's own 30 * 2 and 30 * 4 bytes; and, left from the
+  // step before, one gathered block and two blocks' gradients.
+  EXPECT_EQ(bytes_of(table),
+            (std::vector<std::int64_t>{kArena, kArena, 2 * kArena, 60 + 20, 120 + 2 * 40, 1000, 0, 0, 0}));
+  EXPECT_EQ(table.total(), 4 * kArena + 80 + 200 + 1000);
+}
+
+TEST(Memory, SizesOfOneUnitAreNotKept) {
+  // One block alone: its buffers are freed like the embedding's and the head's.
+  const MemoryTable table = predict_memory(plan_of({20, 10, 30}), {.schedule = {.prefetch = 0}});
+  // The head's backward, with nothing beside its own two buffers.
+  EXPECT_EQ(table.bytes(MemoryPurpose::gathered), 30 * 4);
+  EXPECT_EQ(table.bytes(MemoryPurpose::gradient_buffers), 30 * 4);
+}
+
+TEST(Memory, WithoutReshardingEveryUnitStaysGathered) {
+  const ModelPlan plan = plan_of({8, 8, 8, 8, 8, 8, 8});
+  for (const int shards : {1, 3}) {
+    MemoryOptions options{.shards = shards, .schedule = {.reshard_after_forward = false, .prefetch = 0}};
+    // All but the embedding, which its backward doesn't read.
+    EXPECT_EQ(predict_memory(plan, options).bytes(MemoryPurpose::gathered),
+              6 * shards * ((8 + shards - 1) / shards) * 4);
+    options.schedule.reshard_after_forward = true;
+    EXPECT_EQ(predict_memory(plan, options).bytes(MemoryPurpose::gathered),
+              1 * shards * ((8 + shards - 1) / shards) * 4);
+  }
+}
+
+TEST(Memory, MomentsAndCommunicationFollowTheOptions) {
+  const ModelPlan plan = plan_of({7, 33});
+  for (const int moments : {0, 1, 2}) {
+    const MemoryTable table = predict_memory(plan, {.shards = 2, .replicas = 3, .reduce_bytes = 2, .moments = moments});
+    EXPECT_EQ(table.bytes(MemoryPurpose::parameters), (16 + 32) * 4);
+    EXPECT_EQ(table.bytes(MemoryPurpose::moments), moments * (16 + 32) * 4);
+    // The larger unit's shard of 17 elements between shards, and a third of it between replicas.
+    EXPECT_EQ(table.bytes(MemoryPurpose::communication), (17 + 6) * 2);
+  }
+  EXPECT_EQ(predict_memory(plan, {}).bytes(MemoryPurpose::communication), 0);
+}
+
+TEST(Memory, ARoundByHand) {
+  const ModelPlan plan = plan_of({7, 33});
+  // Two groups of two shards: slices of 4 + 17 elements, of which a group owns at most 2 + 9 and sends 2 + 8. Two
+  // messages each way, and the result.
+  const MemoryTable two = predict_memory(plan, {.shards = 2, .groups = 2, .federation = true});
+  EXPECT_EQ(two.bytes(MemoryPurpose::exchange), (21 + 2 * (10 + 11)) * 4);
+  EXPECT_EQ(two.bytes(MemoryPurpose::mean), two.bytes(MemoryPurpose::parameters));
+  // A group alone exchanges nothing; its result is as large as the slice.
+  EXPECT_EQ(predict_memory(plan, {.shards = 2, .federation = true}).bytes(MemoryPurpose::exchange), 21 * 4);
+  // Seven replicas of one shard: of 7 + 33 elements at most 1 + 5; gathering all 40 takes more than any message.
+  const MemoryTable replicas = predict_memory(plan, {.replicas = 7, .groups = 2, .federation = true});
+  EXPECT_EQ(replicas.bytes(MemoryPurpose::exchange), (6 + 40) * 4);
+  EXPECT_EQ(predict_memory(plan, {.shards = 2}).bytes(MemoryPurpose::exchange), 0);
+}
+
+TEST(Memory, Llama70bOn512Ranks) {
+  const ModelPlan plan = llama_plan(model::preset("llama3.1-70b"));
+  MemoryOptions options{.shards = 32, .replicas = 2, .groups = 8, .federation = true, .compute_bytes = 2};
+  const MemoryTable table = predict_memory(plan, options);
+  // 70,553,706,496 elements over 32 shards; all units divide evenly.
+  EXPECT_EQ(table.bytes(MemoryPurpose::parameters), 70'553'706'496 / 32 * 4);
+  EXPECT_EQ(table.bytes(MemoryPurpose::moments), 70'553'706'496 / 32 * 8);
+  // The head in bf16 with its gradients in fp32; beside it the last block, gathered again for its backward, and one
+  // buffer more of its size; and the gradients of two blocks.
+  constexpr std::int64_t kEmbedding = 128256LL * 8192, kHead = kEmbedding + 8192, kBlock = 855'654'400;
+  EXPECT_EQ(table.bytes(MemoryPurpose::gathered), (kHead + 2 * kBlock) * 2);
+  EXPECT_EQ(table.bytes(MemoryPurpose::gradient_buffers), (kHead + 2 * kBlock) * 4);
+  // From the second micro-step on, the embedding's reduction of the one before is still under way meanwhile.
+  options.schedule.micro_steps = 8;
+  EXPECT_EQ(predict_memory(plan, options).bytes(MemoryPurpose::gradient_buffers),
+            (kHead + kEmbedding + 2 * kBlock) * 4);
+}
+
+TEST(Memory, TableIsAligned) {
+  const MemoryTable table{{{MemoryPurpose::parameters, 3LL << 30}, {MemoryPurpose::gradient_buffers, 512}}};
+  EXPECT_EQ(describe(table),
+            "parameters            3.00 GiB\n"
+            "gradients under way      512 B\n"
+            "total                 3.00 GiB\n");
+}
+
+TEST(Memory, NamesAreKeys) {
+  std::string names;
+  for (const MemoryRow& row : predict_memory(plan_of({1, 1}), {}).rows)
+    names += std::string(name_of(row.purpose)) + " ";
+  EXPECT_EQ(names, "parameters gradients moments gathered gradient_buffers activations communication exchange mean ");
+}
+
+TEST(Memory, RefusesImpossibleOptions) {
+  EXPECT_THROW(predict_memory(plan_of({1, 1}), {.shards = 0}), base::RunError);
+  EXPECT_THROW(predict_memory(plan_of({1, 1}), {.groups = 2}), base::RunError);
+  EXPECT_THROW(MemoryTable{}.bytes(MemoryPurpose::mean), base::RunError);
+}
+
+}  // namespace
+}  // namespace fedshard::plan
