@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <iostream>
 
 #include "fedshard/metrics/jsonl.h"
@@ -10,6 +11,8 @@
 
 namespace fedshard::train {
 namespace {
+
+constexpr double kLeastSilenceS = 5;
 
 metrics::ProgressOptions progress_options(const Config& config, const topology::Layout& layout) {
   metrics::ProgressOptions options;
@@ -51,6 +54,9 @@ RunHost::RunHost(const Config& config, const topology::Layout& layout, const std
   control::CoordinatorOptions options;
   options.group_sizes = layout.sizes();
   options.bind_address = bind_address;
+  // A process that says nothing for as long as a collective may take is as lost as one that doesn't answer in it. Not
+  // less than a few heartbeats, though.
+  options.deadlines.silence = std::clamp(config.comm.timeout_s, kLeastSilenceS, options.deadlines.silence);
   options.sink = [records = records_.get()](const nlohmann::json& line) { records->write(line); };
   run_token_ = options.token.format();
   coordinator_ = std::make_unique<control::Coordinator>(std::move(options));

@@ -1,7 +1,6 @@
 #include "fedshard/train/rank.h"
 
 #include <ATen/Parallel.h>
-#include <c10/util/Exception.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -162,8 +161,6 @@ base::ExitStatus run_rank(const Config& config, const control::Place& place) {
     return train(config, layout, place, inputs, connections);
   } catch (const base::Error& e) {
     leave(place, connections, e);
-  } catch (const c10::Error& e) {
-    leave(place, connections, base::RunError(e.what_without_backtrace()));
   } catch (const std::exception& e) {
     leave(place, connections, from_outside(e));
   }
