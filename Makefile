@@ -4,7 +4,7 @@
 
 help:
 	@echo "make build      the program, at build/release/fedshard"
-	@echo "make demo       trains a small Llama on real text, FSDP against FL+HSDP (TEXT=folder: on your own *.txt, *.md)"
+	@echo "make demo       trains a small Llama on real text, FSDP against federated (TEXT=folder: on your own *.txt, *.md)"
 	@echo "make test       unit tests and pytest"
 	@echo "make test-all   the same with long property tests, and the unit tests under sanitizers"
 	@echo "make format     formats the C++ code"

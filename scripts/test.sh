@@ -19,12 +19,13 @@ export TSAN_OPTIONS="suppressions=$supp/tsan.supp:halt_on_error=1:second_deadloc
 failed=0
 summary=()
 run() { # NAME COMMAND...: prints the output as it comes and keeps the closing line for the summary
-  local name=$1 out="$deps/test-$1.log" status=0
+  local name=$1 out="$deps/test-$1.log" status=0 closing
   shift
   say "$name: $*"
   "$@" 2>&1 | tee "$out" || status=$?
   ((status == 0)) || failed=1
-  summary+=("$name: $(grep -E '% tests passed|[0-9]+ (passed|failed|error)|no tests ran|No tests were found' "$out" | tail -n 1) (status $status)")
+  closing=$(grep -E '% tests passed|[0-9]+ (passed|failed|error)|no tests ran|No tests were found' "$out" | tail -n 1) || closing="no closing line"
+  summary+=("$name: $closing (status $status)")
 }
 
 unit_tests() { # PRESET
