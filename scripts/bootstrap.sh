@@ -170,7 +170,7 @@ install_packages() { # PRIVILEGE PACKAGE...; the privilege is split into words
 # need at run time. Development packages that these name in turn bring headers of the C library and of much else that
 # would hide the compiler's own; they are left out.
 unpack_libraries() {
-  local packages=("$@") line with_needs=()
+  local packages=("$@") line closure with_needs=()
   apt_lists
   if [[ -n $force_local ]]; then
     apt_status="$deps/apt/nothing-installed"
@@ -181,7 +181,8 @@ unpack_libraries() {
     [[ $line == *" - "* ]] || with_needs+=("${line##* }")
   done
   if ((${#with_needs[@]})); then
-    packages+=($(apt_closure "${with_needs[@]}" | grep -v -e '-dev$'))
+    closure=$(apt_closure "${with_needs[@]}")
+    packages+=($(grep -v -e '-dev$' <<<"$closure"))
   fi
   apt_unpack "$deps" $(printf '%s\n' "${packages[@]}" | sort -u)
   # Some packages put their libraries below /lib; programs get one folder to look in.
@@ -191,9 +192,10 @@ unpack_libraries() {
 # A whole compiler below .deps/toolchain, which is its own sysroot: it needs the C library's files for linking even
 # where the same library runs the system, so these are fetched in any case. Programs that it links run on the system's.
 unpack_toolchain() {
-  local tc="$deps/toolchain" tool file c_library options
+  local tc="$deps/toolchain" tool file c_library options closure
   apt_lists
-  apt_unpack "$tc" $(apt_closure g++) libc6 libgcc-s1 libstdc++6
+  closure=$(apt_closure g++)
+  apt_unpack "$tc" $closure libc6 libgcc-s1 libstdc++6
   mkdir -p "$tc/runtime" "$deps/bin" "$deps/usr/lib/$multiarch"
   # The compiler's own libraries, kept apart from the C library: a loader and a C library of two builds do not mix.
   c_library=$(dpkg-deb --fsys-tarfile "$deps"/apt/debs/libc6_*.deb | tar -t)
