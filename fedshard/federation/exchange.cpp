@@ -92,8 +92,8 @@ at::Tensor Exchange::mean_of(const shard::Arena& parameters, std::span<const dou
     }
     float* out = mean.mutable_data_ptr<float>() + part.offset;
     for (std::int64_t i = 0; i < part.range.size(); ++i) {
-      double sum = 0;
-      for (std::size_t group = 0; group < values.size(); ++group) sum += weights[group] * values[group][i];
+      double sum = weights[0] * values[0][i];  // not 0 + ...: that would turn groups' common -0 into +0
+      for (std::size_t group = 1; group < values.size(); ++group) sum += weights[group] * values[group][i];
       out[i] = static_cast<float>(sum);
     }
     for (const auto& [peer, place] : part.place) {

@@ -1,0 +1,218 @@
+#include "fedshard/federation/exchange.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <mutex>
+#include <random>
+
+#include "tests/unit/federation/federated_ranks.h"
+
+namespace fedshard::federation {
+namespace {
+
+using Values = std::vector<float>;  // of the whole model, by global index
+
+plan::ModelPlan plan_of(const std::vector<std::int64_t>& unit_numel) {
+  plan::ModelPlan plan;
+  for (std::size_t u = 0; u < unit_numel.size(); ++u) {
+    const std::string name = "unit" + std::to_string(u);
+    plan.units.push_back({name, {{name + ".p", {unit_numel[u]}, {}}}});
+    plan.stages.push_back({name, static_cast<int>(u)});
+  }
+  return plan;
+}
+
+std::vector<plan::ModelPlan> plans() {
+  std::mt19937 random(3);
+  std::vector<std::int64_t> sizes;
+  for (int u = 0; u < 6; ++u) sizes.push_back(1 + static_cast<std::int64_t>(random() % 200));
+  return {plan_of({1}), plan_of({2}), plan_of({97}), plan_of({2, 1, 13, 1, 101, 2}), plan_of(sizes)};
+}
+
+std::vector<Shape> shapes() {
+  std::vector<Shape> all;
+  for (int groups = 1; groups <= 4; ++groups) {
+    for (int replicas = 1; replicas <= 3; ++replicas) {
+      for (int shards = 1; shards <= 4; ++shards) all.push_back({groups, replicas, shards});
+    }
+  }
+  return all;
+}
+
+// Magnitudes from 2^-10 to 2^10, so that sums with weights of a few bits are exact in fp64.
+Values random_values(std::int64_t numel, int group) {
+  std::mt19937 random(static_cast<unsigned>(1000 + group));
+  Values values;
+  for (std::int64_t i = 0; i < numel; ++i) {
+    const float mantissa = std::uniform_real_distribution<float>(-1, 1)(random);
+    values.push_back(std::ldexp(mantissa, static_cast<int>(random() % 21) - 10));
+  }
+  return values;
+}
+
+void write(const plan::ModelPlan& plan, const Values& values, const shard::Arena& arena) {
+  for (int u = 0; u < arena.map().units(); ++u) {
+    const topology::Range held = arena.map().range(u);
+    std::memcpy(arena.real(u).mutable_data_ptr<float>(), values.data() + plan.global_offset(u) + held.begin,
+                static_cast<std::size_t>(held.size()) * sizeof(float));
+  }
+}
+
+void expect_holds(const plan::ModelPlan& plan, const Values& values, const shard::Arena& arena) {
+  const shard::Arena expected(arena.map());  // its padding and gaps are zero
+  write(plan, values, expected);
+  EXPECT_TRUE(same_bits(arena.flat(), expected.flat()));
+}
+
+struct Case {
+  Shape shape;
+  plan::ModelPlan plan;
+  std::vector<Values> by_group;
+  std::vector<double> weights;
+};
+
+struct Outcome {
+  comm::Traffic traffic;
+  std::vector<double> square_distances;  // by group
+};
+
+// Every rank takes part in one exchange; `check` sees the mean spread over an arena of its own.
+Outcome exchange(const Case& c, const std::function<void(const shard::Arena&)>& check) {
+  const topology::Layout layout = c.shape.layout();
+  std::mutex mutex;
+  Outcome outcome;
+  outcome.square_distances.resize(static_cast<std::size_t>(c.shape.groups));
+  outcome.traffic = testing_support::on_ranks(layout, [&](int rank, comm::Axes& axes) {
+    const topology::Coordinates at = layout.at(rank);
+    const shard::ArenaMap map(c.plan, c.shape.shards, at.shard);
+    const shard::Arena parameters(map), spread(map);
+    write(c.plan, c.by_group[static_cast<std::size_t>(at.group)], parameters);
+    const at::Tensor before = parameters.flat().clone();
+    Exchange exchange(layout, rank, c.plan, map, axes);
+    const at::Tensor mean = exchange.mean_of(parameters, c.weights, comm::Purpose::aggregate);
+    EXPECT_EQ(mean.numel(), exchange.slice_numel());
+    exchange.spread(mean, spread, comm::Purpose::aggregate);
+    const std::lock_guard lock(mutex);
+    EXPECT_TRUE(same_bits(parameters.flat(), before)) << "the input was written to";
+    outcome.square_distances[static_cast<std::size_t>(at.group)] += exchange.square_distance(parameters, mean);
+    check(spread);
+  });
+  return outcome;
+}
+
+double weighted_sum(const Case& c, std::int64_t index) {
+  double sum = 0;
+  for (std::size_t g = 0; g < c.by_group.size(); ++g) {
+    sum += c.weights[g] * static_cast<double>(c.by_group[g][static_cast<std::size_t>(index)]);
+  }
+  return sum;
+}
+
+// One exchange with weights of a few bits: the fp64 sum is exact, so there is one right answer, to the bit.
+void expect_exact(const Shape& shape, const plan::ModelPlan& plan) {
+  static const std::vector<std::vector<double>> weights{
+      {1}, {0.25, 0.75}, {0.5, 0.125, 0.375}, {0.125, 0.25, 0.5, 0.125}};
+  Case c{shape, plan, {}, weights[static_cast<std::size_t>(shape.groups - 1)]};
+  const std::int64_t numel = plan.numel();
+  for (int g = 0; g < shape.groups; ++g) c.by_group.push_back(random_values(numel, g));
+  Values mean;
+  for (std::int64_t i = 0; i < numel; ++i) mean.push_back(static_cast<float>(weighted_sum(c, i)));
+  const Outcome outcome = exchange(c, [&](const shard::Arena& spread) { expect_holds(plan, mean, spread); });
+
+  EXPECT_EQ(outcome.traffic.inter_group, 2 * (shape.groups - 1) * numel * 4);
+  EXPECT_EQ(outcome.traffic.intra_group, shape.groups * (shape.replicas - 1) * numel * 4);
+  EXPECT_EQ(outcome.traffic.of(comm::Purpose::aggregate), outcome.traffic.inter_group + outcome.traffic.intra_group);
+  for (int g = 0; g < shape.groups; ++g) {
+    double expected = 0;
+    for (std::int64_t i = 0; i < numel; ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      expected += std::pow(static_cast<double>(c.by_group[static_cast<std::size_t>(g)][at]) - mean[at], 2);
+    }
+    EXPECT_NEAR(outcome.square_distances[static_cast<std::size_t>(g)], expected, 1e-12 * expected);
+  }
+}
+
+TEST(Exchange, EveryLayoutGetsTheWeightedMeanRoundedOnce) {
+  for (const plan::ModelPlan& plan : plans()) {
+    for (const Shape& shape : shapes()) {
+      expect_exact(shape, plan);
+      ASSERT_FALSE(testing::Test::HasFailure()) << shape << ", " << plan.numel() << " elements";
+    }
+  }
+}
+
+// With any weights the sum itself is rounded, but only in fp64; and all layouts get the same bits.
+TEST(Exchange, AnyWeightsGiveTheSameBitsInEveryLayout) {
+  const plan::ModelPlan plan = plan_of({2, 1, 13, 1, 101, 2});
+  Case c{{}, plan, {}, {0.1, 0.3, 0.6}};
+  for (int g = 0; g < 3; ++g) c.by_group.push_back(random_values(plan.numel(), g));
+  std::mutex mutex;
+  Values first(static_cast<std::size_t>(plan.numel()), std::nanf(""));
+  for (const Shape& shape : {Shape{3, 1, 1}, {3, 1, 2}, {3, 2, 1}, {3, 3, 4}, {3, 1, 17}}) {
+    c.shape = shape;
+    exchange(c, [&](const shard::Arena& spread) {
+      for (int u = 0; u < spread.map().units(); ++u) {
+        const topology::Range held = spread.map().range(u);
+        for (std::int64_t i = 0; i < held.size(); ++i) {
+          const std::int64_t index = plan.global_offset(u) + held.begin + i;
+          const float got = spread.real(u).const_data_ptr<float>()[i];
+          float& seen = first[static_cast<std::size_t>(index)];
+          if (std::isnan(seen)) seen = got;
+          ASSERT_EQ(got, seen) << shape;
+          const double exact = weighted_sum(c, index);
+          ASSERT_NEAR(got, exact, std::ldexp(std::abs(exact), -24) + 1e-14) << shape;
+        }
+      }
+    });
+  }
+}
+
+// Nothing to agree on: the parameters come back as they were, whatever the weights.
+TEST(Exchange, EqualGroupsChangeNothing) {
+  constexpr float kMax = std::numeric_limits<float>::max(), kTiny = std::numeric_limits<float>::denorm_min();
+  const plan::ModelPlan plan = plan_of({9});
+  const Values values{0.0f, -0.0f, kMax, -kMax, kTiny, -kTiny, 1.0f / 3, 0.1f, 1e-38f};
+  for (const std::vector<double>& weights :
+       {std::vector<double>{1}, {0.5, 0.5}, {1.0 / 3, 1.0 / 3, 1.0 / 3}, {0.1, 0.2, 0.7}, {0, 1}, {1, 0, 0, 0}}) {
+    const Case c{{static_cast<int>(weights.size()), 2, 2}, plan, std::vector<Values>(weights.size(), values), weights};
+    const Outcome outcome = exchange(c, [&](const shard::Arena& spread) { expect_holds(plan, values, spread); });
+    for (const double square : outcome.square_distances) EXPECT_EQ(square, 0);
+  }
+}
+
+// A constant by group shows at a glance that the mean is a mean and no sum.
+TEST(Exchange, ConstantsOfTheGroupsAreAveragedNotSummed) {
+  const plan::ModelPlan plan = plan_of({7, 1});
+  const Case c{{4, 1, 2}, plan, {Values(8, 0), Values(8, 1), Values(8, 2), Values(8, 3)}, {0.25, 0.25, 0.25, 0.25}};
+  exchange(c, [&](const shard::Arena& spread) { expect_holds(plan, Values(8, 1.5f), spread); });
+}
+
+TEST(Exchange, MoreShardsThanElements) {
+  expect_exact({3, 2, 5}, plan_of({1, 2, 3}));
+  expect_exact({2, 1, 13}, plan_of({1}));
+}
+
+TEST(Exchange, MaySpreadOverItsOwnInput) {
+  const plan::ModelPlan plan = plan_of({13, 4});
+  const topology::Layout layout = Shape{2, 2, 2}.layout();
+  testing_support::on_ranks(layout, [&](int rank, comm::Axes& axes) {
+    const topology::Coordinates at = layout.at(rank);
+    const shard::ArenaMap map(plan, 2, at.shard);
+    const shard::Arena parameters(map);
+    Exchange exchange(layout, rank, plan, map, axes);
+    const std::vector<double> weights{0.5, 0.5};
+    for (int round = 1; round <= 3; ++round) {
+      write(plan, Values(17, static_cast<float>(round * (at.group + 1))), parameters);
+      exchange.spread(exchange.mean_of(parameters, weights, comm::Purpose::aggregate), parameters,
+                      comm::Purpose::aggregate);
+      expect_holds(plan, Values(17, 1.5f * static_cast<float>(round)), parameters);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace fedshard::federation
