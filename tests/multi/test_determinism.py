@@ -5,11 +5,9 @@ import pytest
 # name: ranks, [parallelism], [training]
 RUNS = {
     "fsdp fp32": (3, {}, {"dtype": "fp32", "local_batch_size": 4}),
-    "one rank of two threads": (1, {}, {"dtype": "bf16", "local_batch_size": 2, "threads": 2,
-                               "gradient_accumulation_steps": 3}),
-    "fl+hsdp bf16": (4, {"groups": 2, "data_parallel_shard_degree": 1, "data_parallel_replicate_degree": 2},
-                     {"dtype": "bf16", "reduce_dtype": "bf16", "local_batch_size": 3}),
-    "fl+fsdp fp32": (4, {"groups": 2}, {"dtype": "fp32", "local_batch_size": 3}),
+    "one rank of two threads": (1, {}, {"dtype": "fp32", "local_batch_size": 4, "threads": 2}),
+    "fl+fsdp bf16, micro-steps": (4, {"groups": 2}, {"dtype": "bf16", "reduce_dtype": "bf16", "local_batch_size": 1,
+                                                     "gradient_accumulation_steps": 3}),
 }
 
 

@@ -93,9 +93,9 @@ def test_k1_with_sgd_equals_one_process_on_all_sequences(strategy, program, corp
 
 
 def test_one_group_is_fsdp_to_the_bit(program):
-    plain = program.train(4)
+    plain = program.train(4, training={"steps": 6})
     for groups in (1, [4]):
-        run = program.train(4, parallelism={"groups": groups}, federation={"every": 2})
+        run = program.train(4, training={"steps": 6}, parallelism={"groups": groups}, federation={"every": 2})
         assert run.start["strategy"] == "fsdp"
         assert run.of("round") == [] and run.traffic()["inter_group"] == 0
         assert run.numbers_as_text() == plain.numbers_as_text()
