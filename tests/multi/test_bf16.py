@@ -31,8 +31,8 @@ def test_bf16_stays_near_fp32(ranks, reduce_dtype, parallelism, program, one_ran
 
 
 def test_small_updates_are_not_lost_in_bf16(program):
-    """Steps of 1e-5 on weights around 0.1 vanish in bf16 numbers, which are 5e-4 apart there. Masters in fp32 keep them:
-    the evaluation loss falls as in fp32 (measured: 1.5 % apart; without masters it would hardly fall at all)."""
+    """Steps of 1e-5 on weights around 0.1 vanish in bf16 numbers, which are 5e-4 apart there. Masters in fp32 keep
+    them: the evaluation loss falls as in fp32 (measured: 1.5 % apart; without masters it would hardly fall)."""
     falls = []
     for dtype in ("fp32", "bf16"):
         run = program.train(2, training={"local_batch_size": BATCH // 2, "dtype": dtype}, optimizer={"lr": 1e-5},
