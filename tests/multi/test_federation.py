@@ -76,7 +76,7 @@ ONE_STEP_ROUNDS = {"fl+fsdp": (4, {"groups": 2}, 0.0), "fl+ddp": (4, {"groups": 
 
 @pytest.mark.parametrize("strategy", ONE_STEP_ROUNDS)
 def test_k1_with_sgd_equals_one_process_on_all_sequences(strategy, program, corpus, weights):
-    """The mean of the groups' updates is the update by the mean gradient, and momentum is linear too; clipping is not."""
+    """The mean of the groups' updates is the update by the mean gradient; momentum is linear too, clipping is not."""
     ranks, parallelism, momentum = ONE_STEP_ROUNDS[strategy]
     sgd = {"lr": 0.05, "weight_decay": 0.01, "momentum": momentum}
     tables = {"optimizer": {"name": "sgd", **sgd}, "federation": {"every": 1}}
