@@ -1,6 +1,7 @@
 #include "fedshard/cli/train.h"
 
 #include <fmt/format.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <charconv>
@@ -91,6 +92,8 @@ int train(const TrainArgs& args) {
     return 0;
   }
   layout.require_equal_groups();
+  // Gloo and the store write to sockets whose other end may have died; that is an error to tell, not to die of.
+  ::signal(SIGPIPE, SIG_IGN);
   if (place) return static_cast<int>(train::run_rank(config, *place));
   return launch_ranks(args, config, layout);
 }

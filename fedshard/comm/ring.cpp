@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <c10/util/BFloat16.h>
-#include <c10/util/Exception.h>
 
 #include <atomic>
 #include <utility>
@@ -192,16 +191,11 @@ class RingCommunicator final : public Communicator {
   auto guarded(int peer, Body body) -> decltype(body()) {
     try {
       return body();
-    } catch (const c10::Error& e) {
-      lost(peer, e.what_without_backtrace());
     } catch (const std::exception& e) {
-      lost(peer, e.what());
+      fail<PeersLostError>("rank {}: {} {} ({}) on the {} failed while waiting for rank {}: {}", members().rank(),
+                           what_, operations_, name_of(purpose_), members().name, members().ranks[peer],
+                           plain_words(e));
     }
-  }
-
-  [[noreturn]] void lost(int peer, const char* why) {
-    fail<PeersLostError>("rank {}: {} {} ({}) on the {} failed while waiting for rank {}: {}", members().rank(), what_,
-                         operations_, name_of(purpose_), members().name, members().ranks[peer], why);
   }
 
   std::unique_ptr<Transport> transport_;

@@ -1,7 +1,12 @@
 #include "fedshard/metrics/run_folder.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
+#include <unistd.h>
 
+#include <cerrno>
+#include <cstring>
 #include <system_error>
 
 #include "fedshard/base/error.h"
@@ -10,6 +15,30 @@
 namespace fedshard::metrics {
 
 using base::fail;
+
+// A lock on metrics.jsonl. The kernel lets go of it when its process ends, however that happens.
+class RunFolder::Claim {
+ public:
+  explicit Claim(const RunFolder& folder) {
+    fd_ = ::open(folder.metrics().c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
+    if (fd_ < 0) {
+      fail<base::UsageError>("{}: cannot open: {}; give the run another folder (--set metrics.folder=...)",
+                             folder.metrics().string(), std::strerror(errno));
+    }
+    if (::flock(fd_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return;
+    ::close(fd_);
+    fail<base::UsageError>(
+        "{}: another run has just begun there; give this one another folder (--set "
+        "metrics.folder=...)",
+        folder.path().string());
+  }
+  ~Claim() { ::close(fd_); }
+  Claim(const Claim&) = delete;
+  Claim& operator=(const Claim&) = delete;
+
+ private:
+  int fd_;
+};
 
 RunFolder RunFolder::create(const std::filesystem::path& path, std::string_view resolved_config) {
   RunFolder folder(path);
@@ -26,6 +55,7 @@ RunFolder RunFolder::create(const std::filesystem::path& path, std::string_view 
     fail<base::UsageError>("{}: cannot make the run folder: {}; give the run another one (--set metrics.folder=...)",
                            path.string(), error.message());
   }
+  folder.claim_ = std::make_shared<const Claim>(folder);
   base::write_file_atomically(folder.config(), resolved_config);
   return folder;
 }

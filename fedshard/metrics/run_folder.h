@@ -4,6 +4,7 @@
 // the up arrow. A run that failed before its first record leaves no records, so it can be started again.
 #pragma once
 #include <filesystem>
+#include <memory>
 #include <string_view>
 
 namespace fedshard::metrics {
@@ -14,8 +15,9 @@ class RunFolder {
   explicit RunFolder(std::filesystem::path path) : path_(std::move(path)) {}
 
   // Makes the folder and `ranks/` in it and writes config.toml; to be called by one process of the run, before the
-  // others write there. Throws UsageError where metrics.jsonl holds records already or the folder can't be made,
-  // RunError where config.toml can't be written.
+  // others write there. Throws UsageError where metrics.jsonl holds records already, where a living process
+  // has made the folder its own, or where it can't be made; RunError where config.toml can't be written. The folder is
+  // this run's as long as what is returned, or a copy of it, lives (on file systems that know locks).
   static RunFolder create(const std::filesystem::path& path, std::string_view resolved_config);
 
   const std::filesystem::path& path() const { return path_; }
@@ -25,7 +27,9 @@ class RunFolder {
   std::filesystem::path trace(int rank) const;  // ranks/3.trace.json
 
  private:
+  class Claim;
   std::filesystem::path path_;
+  std::shared_ptr<const Claim> claim_;
 };
 
 }  // namespace fedshard::metrics

@@ -24,6 +24,7 @@ namespace {
 
 constexpr const char* kEndpointKey = "fedshard/coordinator";
 constexpr const char* kTokenKey = "fedshard/run_token";
+constexpr double kVerdictS = 4;     // how long it waits, where it failed itself, for what the others have to say
 constexpr double kLastWordsS = 60;  // how long rank 0 waits for the others' last words where it hosts the coordinator
 
 std::chrono::milliseconds timeout_of(const Config& config) {
@@ -124,8 +125,18 @@ base::ExitStatus train(const Config& config, const topology::Layout& layout, con
     base::log_error("{}", error.what());
     connections.coordinator->report_error(error.what(), static_cast<int>(error.status()));
   }
-  if (connections.host) connections.host->finish(2);
-  const std::string text = error.what(), name = fmt::format("rank {}", place.rank);
+  int speaker = place.rank;
+  std::string text = error.what();
+  if (connections.host) {
+    connections.host->finish(kVerdictS);
+    // Where this rank only noticed that others were gone, it tells what the coordinator knows of the cause.
+    const auto cause = connections.host->status().first_error;
+    if (cause && cause->rank >= 0 && error.status() == base::ExitStatus::peers_lost) {
+      speaker = cause->rank;
+      text = cause->message;
+    }
+  }
+  const std::string name = fmt::format("rank {}", speaker);
   const bool names_itself = text.starts_with(name + ":") || text.starts_with(name + " ");
   fmt::print(stderr, "fedshard: {}{}\n", names_itself ? "" : name + ": ", text);
   std::fflush(nullptr);

@@ -174,7 +174,8 @@ class Run:
         return self._error_file.read_text()
 
     def error_line(self):
-        """Standard error, which must be one line of the program's."""
+        """Standard error, which must be one line of the program's, without what libraries say to their developers."""
         text = self.errors()
+        assert not any(noise in text for noise in ("/pytorch/", "frame #", "Exception raised", "typically"))
         assert text.startswith("fedshard: ") and text.endswith("\n") and text.count("\n") == 1, text
         return text[len("fedshard: "):-1]

@@ -208,6 +208,20 @@ TEST(CoordinatorState, AnEchoWithoutACauseNamesWhoFellSilent) {
   EXPECT_EQ(world.state.status().failed, (Ranks{0, 2}));
 }
 
+TEST(CoordinatorState, AnEchoWhileRanksAreAbsentBlamesThem) {
+  CoordinatorState state({2, 2}, Deadlines{}, 0);
+  for (const int rank : {0, 2}) state.receive(rank, Hello{rank, rank / 2, 1, "a", "1", "c"}, 0);
+  for (const int rank : {0, 2})
+    state.receive(rank, RankError{rank, rank / 2, fmt::format("rank {}: no peer", rank), 4}, 5);
+  state.tick(5);
+  const CoordinatorStatus status = state.status();
+  EXPECT_TRUE(status.aborted);
+  EXPECT_EQ(status.first_error->rank, 1);
+  EXPECT_EQ(status.first_error->message.find("ranks 1, 3 did not join; rank 0 (group 0) lost its peers: no peer; "), 0U)
+      << status.first_error->message;
+  EXPECT_EQ(status.failed, (Ranks{0, 1, 2, 3}));
+}
+
 TEST(CoordinatorState, AnEchoOfAllEndsAtOnce) {
   World world({2});
   for (const int rank : {0, 1}) world.state.receive(rank, RankError{rank, 0, "reset", 4}, 5);

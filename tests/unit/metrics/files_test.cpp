@@ -105,13 +105,24 @@ TEST(RunFolder, HoldsTheConfigAndNamesItsFiles) {
 
 TEST(RunFolder, WithRecordsIsRefusedAndLeftAlone) {
   const auto path = scratch("used");
-  const auto folder = RunFolder::create(path, "first");
+  RunFolder::create(path, "first");
+  const auto folder = RunFolder::create(path, "second");  // without records there was no run
   JsonlSink sink(folder.metrics());
-  RunFolder::create(path, "second");  // without records there was no run
   sink.write({{"kind", "start"}});
   const auto message = refusal_of<base::UsageError>([&] { RunFolder::create(path, "third"); });
   EXPECT_EQ(message.substr(0, path.string().size() + 24), path.string() + ": holds a run already; g");
   EXPECT_EQ(base::read_file(folder.config()), "second");
+}
+
+TEST(RunFolder, HasOneOwnerAtATime) {
+  const auto path = scratch("owned");
+  {
+    const RunFolder copy = RunFolder::create(path, "first");
+    const auto message = refusal_of<base::UsageError>([&] { RunFolder::create(path, "second"); });
+    EXPECT_NE(message.find(": another run has just begun there"), std::string::npos) << message;
+    EXPECT_EQ(base::read_file(copy.config()), "first");
+  }
+  EXPECT_EQ(base::read_file(RunFolder::create(path, "third").config()), "third");
 }
 
 TEST(RunFolder, ThatCannotBeMadeIsNamed) {
