@@ -202,8 +202,10 @@ void CoordinatorState::judge_echo(double now) {
                                    own_words(cause.rank, cause.group, cause.message), whereabouts(cause.group));
   const auto blame = [&](const std::vector<int>& ranks, const std::string& what) {
     reason = fmt::format("{} {}; {}", list_ranks(ranks), what, reason);
+    const int group = membership_.group_of(ranks.front());
+    if (group != cause.group) reason += "; " + whereabouts(group);
     for (const int rank : ranks) membership_.move(rank, RankState::failed);
-    cause = {ranks.front(), membership_.group_of(ranks.front()), reason, kPeersLost};
+    cause = {ranks.front(), group, reason, kPeersLost};
   };
   const auto absent = membership_.in_state(RankState::expected);
   if (!quiet.empty()) {

@@ -208,6 +208,18 @@ TEST(CoordinatorState, AnEchoWithoutACauseNamesWhoFellSilent) {
   EXPECT_EQ(world.state.status().failed, (Ranks{0, 2}));
 }
 
+TEST(CoordinatorState, AnEchoFromAnotherGroupTellsWhereTheSilentOneWas) {
+  World world({1, 1});
+  world.beat({0}, 4, 8, "exchange");
+  world.beat({1}, 4, 7, "gather");
+  world.state.receive(0, RankError{0, 0, "timed out", 4}, 5);
+  world.state.tick(7.5);
+  EXPECT_TRUE(world.state.status().aborted);
+  const std::string message = world.state.status().first_error->message;
+  EXPECT_EQ(message.find("rank 1 fell silent; rank 0 (group 0) lost its peers: timed out; in group 0, rank 0 "), 0U);
+  EXPECT_NE(message.find("; in group 1, rank 1 last told of collective 7 (gather)"), std::string::npos) << message;
+}
+
 TEST(CoordinatorState, AnEchoWhileRanksAreAbsentBlamesThem) {
   CoordinatorState state({2, 2}, Deadlines{}, 0);
   for (const int rank : {0, 2}) state.receive(rank, Hello{rank, rank / 2, 1, "a", "1", "c"}, 0);
