@@ -1,7 +1,7 @@
 // metrics.jsonl: one record a line, appended.
-// A surprise: nothing is buffered. A line is handed to the system in one write(), so a reader never sees a part of a
-// line that was written whole, and whoever dies loses none that it has written. A line that only fits in part (a full
-// disk) is taken back out.
+// A surprise: nothing is buffered. A line is handed to the system in one write(), so lines never mix, and whoever dies
+// loses none that it has written. A line that only fits in part (a full disk) is taken back out. Only SIGKILL to the
+// writing process itself can leave a part of one: the kernel stops such a write at the end of a page.
 #pragma once
 #include <filesystem>
 

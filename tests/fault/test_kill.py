@@ -33,10 +33,11 @@ def group_of(layout, rank):
     return rank * groups // ranks
 
 
-def assert_nothing_is_left(run, sockets):
+def assert_nothing_is_left(run, sockets, may_be_cut=False):
     assert run.alive() == {}
-    assert not sockets & listening_sockets()
-    records = read_records(run.folder)
+    # The kernel closes a dead process's files a moment after its memory is gone.
+    wait_until(lambda: not sockets & listening_sockets(), END_S, "ports are free")
+    records = read_records(run.folder, may_be_cut)
     kinds = [record["kind"] for record in records]
     assert kinds.count("start") == 1 and "end" not in kinds
 
@@ -112,4 +113,4 @@ def test_ranks_go_with_a_killed_launcher(workplace, tmp_path):
         run.process.kill()
         assert run.status(END_S) == -signal.SIGKILL
         wait_until(lambda: run.alive() == {}, END_S, "the ranks end")
-        assert_nothing_is_left(run, sockets)
+        assert_nothing_is_left(run, sockets, may_be_cut=True)

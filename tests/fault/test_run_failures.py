@@ -60,12 +60,13 @@ def test_others_learn_of_a_rank_killed_under_a_foreign_launcher(workplace, tmp_p
     with ranks_by_hand(workplace, tmp_path, places, [f"training.steps={ENDLESS}"]) as runs:
         runs[0].wait_for("step", 3)
         runs[victim].process.kill()
-        for rank in {0, 1, 2} - {victim}:
-            assert runs[rank].status(15) == 4, runs[rank].errors()
-        assert f"rank {victim}" in last_line(runs[2]) or f"rank {victim}" in last_line(runs[1])
+        others = [run for rank, run in enumerate(runs) if rank != victim]
+        for run in others:
+            assert run.status(15) == 4, run.errors()
+        assert any(f"rank {victim}" in last_line(run) for run in others)
         if victim != 0:  # where rank 0 lives, it has asked the others before it speaks
             assert last_line(runs[0]).startswith(f"fedshard: rank {victim} fell silent; ")
-    read_records(tmp_path / "run")
+    read_records(tmp_path / "run", may_be_cut=victim == 0)
 
 
 def test_a_number_that_is_not_finite_ends_all_ranks_alike(workplace, tmp_path):
