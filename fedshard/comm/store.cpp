@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <future>
+#include <mutex>
 #include <thread>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
@@ -16,7 +17,10 @@ namespace {
 
 // c10d logs each attempt to connect, with stack traces, although it throws in the end. Who sets its variable sees that.
 void silence_c10d() {
-  if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) FLAGS_caffe2_log_level = 3;  // fatal alone
+  static std::once_flag once;  // the level is a plain global, and ranks may be threads
+  std::call_once(once, [] {
+    if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) FLAGS_caffe2_log_level = 3;  // fatal alone
+  });
 }
 
 }  // namespace
