@@ -1,5 +1,7 @@
 // The key-value store over which the ranks of a run find one another. It serves start-up alone: connections of Gloo and
-// the coordinator's address. Nothing in it is secret and nothing is read from it once training has begun.
+// the coordinator's address; nothing is read from it once training has begun.
+// It knows no passwords. Under a launcher that is not ours the run token passes through it too, so whoever reaches its
+// port while a run starts can join that run (docs/running.md).
 #pragma once
 #include <chrono>
 #include <memory>

@@ -67,18 +67,16 @@ std::shared_ptr<comm::Store> open_store(const Config& config, const control::Pla
 
 std::unique_ptr<control::CoordinatorClient> join_coordinator(const Config& config, const topology::Layout& layout,
                                                              const control::Place& place, comm::Store& store) {
-  const bool hosted_here = place.coordinator.empty();
-  control::ClientOptions options{
-      .endpoint = hosted_here ? store.get(kEndpointKey) : place.coordinator,
-      .token = control::RunToken::parse(hosted_here ? store.get(kTokenKey) : place.run_token),
-      .version = versions().at("fedshard"),
-      .config_digest = fmt::format("{}# {}\n", resolved_toml(config), layout.describe()),
-      .on_abort = nullptr,
-      .exit_on_abort_s = std::nullopt};
-  options.rank = place.rank;
-  options.group = layout.group_of(place.rank);
-  // Time for the main thread to report by itself, where it is not stuck in a collective.
-  options.exit_on_abort_s = 1.0;
+  const bool from_store = place.coordinator.empty();  // else our launcher has put both into the environment
+  control::ClientOptions options{.endpoint = from_store ? store.get(kEndpointKey) : place.coordinator,
+                                 .token = control::RunToken::parse(from_store ? store.get(kTokenKey) : place.run_token),
+                                 .rank = place.rank,
+                                 .group = layout.group_of(place.rank),
+                                 .version = versions().at("fedshard"),
+                                 .config_digest = fmt::format("{}# {}\n", resolved_toml(config), layout.describe()),
+                                 .on_abort = nullptr,
+                                 // Time for the main thread to report by itself, where it is not stuck in a collective.
+                                 .exit_on_abort_s = 1.0};
   return std::make_unique<control::CoordinatorClient>(std::move(options));
 }
 
