@@ -6,7 +6,7 @@ help:
 	@echo "make build      the program, at build/release/fedshard"
 	@echo "make demo       trains a small Llama on real text, FSDP against federated (TEXT=folder: on your own *.txt, *.md)"
 	@echo "make test       unit tests and pytest"
-	@echo "make test-all   the same with long property tests, and the unit tests under sanitizers"
+	@echo "make test-all   the same with long property tests, the unit tests under sanitizers, and fuzzers"
 	@echo "make format     formats the C++ code"
 	@echo "make clean      removes build/; make distclean also .venv, .deps and .cache"
 
@@ -25,7 +25,7 @@ test:
 	@scripts/test.sh
 
 test-all:
-	@scripts/bootstrap.sh test
+	@scripts/bootstrap.sh test-all
 	@scripts/test.sh all
 
 format:

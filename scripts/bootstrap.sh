@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# scripts/bootstrap.sh [build|demo|test]: finds what fedshard needs, brings only what is missing, and writes .deps/env.sh
+# scripts/bootstrap.sh [build|demo|test|test-all]: finds what fedshard needs, brings only what is missing, and writes .deps/env.sh
 # for the other scripts. Nothing outside the working tree is touched, except by apt-get where we are root or may use sudo.
 # One surprising decision: .venv always exists. Where the active Python already has torch 2.13, .venv borrows that torch
 # through one .pth line, so that test packages never go into somebody else's environment.
@@ -13,7 +13,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 torch_version=2.13.0
 mode=${1:-build}
-[[ $mode == build || $mode == demo || $mode == test ]] || die "usage: scripts/bootstrap.sh [build|demo|test], not '$mode'"
+[[ $mode =~ ^(build|demo|test|test-all)$ ]] || die "usage: scripts/bootstrap.sh [build|demo|test|test-all], not '$mode'"
 force_local=${FEDSHARD_FORCE_LOCAL:-}
 began=$SECONDS
 
@@ -33,7 +33,7 @@ libraries=(
   "zmq.hpp             -           -             cppzmq-dev"
   "gloo/config.h       -           -             libgloo-dev"
 )
-[[ $mode == test ]] && libraries+=("gtest/gtest.h gtest gtest libgtest-dev")
+[[ $mode == test* ]] && libraries+=("gtest/gtest.h gtest gtest libgtest-dev")
 
 # --- Finding. Everything here is quick; nothing is cached, so that a changed environment is seen at once.
 
@@ -226,6 +226,8 @@ install_as() { # PRIVILEGE
   [[ -n $ninja ]] || wanted+=(ninja-build)
   [[ -n $python ]] || wanted+=(python3)
   [[ -n $pip_ready ]] || wanted+=(python3-venv)
+  # For the fuzzers alone. Without root it is not unpacked; scripts/fuzz.sh then says what is missing.
+  [[ $mode != test-all || -n $(fuzz_compiler) ]] || wanted+=(clang libclang-rt-dev)
   ((${#wanted[@]})) || return 0
   step "apt-get install ${wanted[*]}" install_packages "$1" "${wanted[@]}"
 }
@@ -347,6 +349,6 @@ bring_torch
 find_tools
 bring_cmake
 ((${#missing[@]} == 0)) || die "still missing after the set-up: ${missing[*]}. See $log"
-[[ $mode != test ]] || bring_test_requirements
+[[ $mode != test* ]] || bring_test_requirements
 write_env
 say "ready to $mode: $compiler, $torch_found ($((SECONDS - began)) s)"

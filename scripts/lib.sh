@@ -39,6 +39,19 @@ step() {
 }
 
 has() { command -v "$1" >/dev/null 2>&1; }
+
+# Prints a Clang that has libFuzzer and the sanitizers, or nothing.
+fuzz_compiler() {
+  local candidate
+  for candidate in ${CXX:-} clang++ clang++-{21..14}; do
+    if has "$candidate" && printf '#include <concepts>\nextern "C" int LLVMFuzzerTestOneInput(const char*, unsigned long) { return 0; }\n' |
+      "$candidate" -std=c++20 -fsanitize=fuzzer,address,undefined -x c++ - -o "$deps/probe-fuzz" >/dev/null 2>&1; then
+      echo "$candidate"
+      return 0
+    fi
+  done
+}
+
 have_apt() { has apt-get && has dpkg-deb && [[ -r /var/lib/dpkg/status ]]; }
 
 # apt-get with a state and a cache of its own. The status file is the system's, or an empty one to see nothing installed.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # scripts/test.sh [all]: builds build/release and runs the unit tests, then every pytest file under tests/ against that
 # build. Both always run; a failure of either is the script's. `all` adds the unit tests under the address,
-# undefined-behaviour and thread sanitizers, and more cases of each property test (FEDSHARD_TEST_SCALE=long).
+# undefined-behaviour and thread sanitizers, the fuzzers, and more cases of each property test (FEDSHARD_TEST_SCALE=long).
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 source "$deps/env.sh"
@@ -42,6 +42,7 @@ unit_tests release
 if [[ $scale == all ]]; then
   unit_tests asan
   OMP_NUM_THREADS=1 unit_tests tsan # the barriers of libgomp are invisible to the thread sanitizer
+  run fuzz "$root/scripts/fuzz.sh"
 fi
 export FEDSHARD_BUILD="$root/build/release"
 run pytest "$root/.venv/bin/python" -m pytest -q -ra "$root/tests"
