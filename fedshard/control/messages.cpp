@@ -94,6 +94,7 @@ class Fields {
 };
 
 constexpr int kMaxStatus = 255;
+constexpr int kMostNested = 32;  // the JSON library reads any depth, but copies and writes by recursion
 
 json fields_of(const Hello& m) {
   return {{"rank", m.rank}, {"group", m.group},     {"pid", m.pid},
@@ -215,7 +216,10 @@ std::optional<Message> decode(std::string_view frame, std::string& why) {
     return std::nullopt;
   }
   try {
-    const json object = json::parse(frame);
+    const json object = json::parse(frame, [](int depth, json::parse_event_t, const json&) {
+      if (depth > kMostNested) throw Refused(fmt::format("nested more than {} deep", kMostNested));
+      return true;
+    });
     const Fields fields(object);
     const auto version = fields.integer("v");
     if (version != kProtocolVersion) throw Refused(fmt::format("protocol version {}", version));

@@ -126,7 +126,7 @@ using Message = std::variant<Hello, Heartbeat, Record, Proposal, Ready, Digest, 
 std::string encode(const Message& message);
 
 // Nothing, with the reason in `why`, where the frame is too long, not JSON, of another protocol version, of an unknown
-// type, or misses a field or has one of a wrong type or out of range.
+// type, nested too deeply, or misses a field or has one of a wrong type or out of range.
 std::optional<Message> decode(std::string_view frame, std::string& why);
 
 }  // namespace fedshard::control

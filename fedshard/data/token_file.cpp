@@ -24,6 +24,7 @@ constexpr std::array<char, 8> kMagic{'F', 'E', 'D', 'S', 'H', 'T', 'O', 'K'};
 constexpr std::uint32_t kByteOrder = 0x01020304;
 constexpr std::uint32_t kForeignByteOrder = 0x04030201;
 constexpr std::size_t kBufferedIds = 1 << 18;
+constexpr std::int64_t kMostTokens = std::int64_t{1} << 60;  // more than any file holds; their bytes fit 64 bits
 
 struct Header {
   std::array<char, 8> magic;
@@ -67,6 +68,10 @@ Header read_header(const base::MappedFile& file) {
   }
   if (header.byte_order != kByteOrder || header.header_hash != hash_of(header)) {
     base::fail<base::DamagedError>("{}: its header is damaged (bytes 8 to 96); delete it and prepare it again", name);
+  }
+  if (header.tokens < 0 || header.tokens > kMostTokens) {
+    base::fail<base::DamagedError>("{}: its header counts {} tokens; delete it and prepare it again", name,
+                                   header.tokens);
   }
   const std::uint64_t expected = kHeaderBytes + 4 * static_cast<std::uint64_t>(header.tokens);
   if (bytes.size() != expected) {

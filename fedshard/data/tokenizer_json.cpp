@@ -22,6 +22,7 @@ using nlohmann::json;
 
 constexpr const char* kByteLevelPattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+constexpr int kMostNested = 64;  // the JSON library reads any depth, but writes by recursion; so are stages added
 constexpr std::array<const char*, 3> kEndOfText{"<|end_of_text|>", "<|endoftext|>", "</s>"};
 
 // GPT-2's printable characters for bytes: a byte that prints in Latin-1 is itself, the others are U+0100 onwards.
@@ -121,7 +122,8 @@ class Reader {
   }
 
   std::int32_t id_of(const json& value, std::string_view token) const {
-    const std::int64_t id = value.get<std::int64_t>();
+    // What is no number at all is refused by get(), and a real number may be beyond any integer.
+    const std::int64_t id = value.is_number_float() ? -1 : value.get<std::int64_t>();
     if (!value.is_number_integer() || id < 0 || id >= std::numeric_limits<std::int32_t>::max()) {
       damaged("token \"{}\" has the id {}", token, value.dump());
     }
@@ -269,8 +271,16 @@ class Reader {
 std::unique_ptr<Tokenizer> load_tokenizer_json(const std::filesystem::path& path) {
   const base::MappedFile file(path);
   const auto* const begin = reinterpret_cast<const char*>(file.bytes().data());
+  const auto check_depth = [&](int depth, json::parse_event_t, const json&) {
+    if (depth > kMostNested) {
+      base::fail<base::DamagedError>("{}: is not a sound tokenizer.json: it is nested more than {} deep", path.string(),
+                                     kMostNested);
+    }
+    return true;
+  };
   try {
-    return std::make_unique<BpeTokenizer>(Reader(path).read(json::parse(begin, begin + file.bytes().size())));
+    const json root = json::parse(begin, begin + file.bytes().size(), check_depth);
+    return std::make_unique<BpeTokenizer>(Reader(path).read(root));
   } catch (const json::exception& e) {
     base::fail<base::DamagedError>("{}: is not a sound tokenizer.json: {}; copy or download it again", path.string(),
                                    e.what());

@@ -14,8 +14,9 @@ using base::UsageError;
 
 namespace {
 
-// Far above any model; keeps every product of sizes within 64 bits.
+// Far above any model. The first keeps products of two sizes within 64 bits, the second the totals.
 constexpr std::int64_t kLargestSize = std::int64_t{1} << 28;
+constexpr std::int64_t kMostParameters = std::int64_t{1} << 50;
 
 void require_positive(const char* key, double value) {
   if (!(value > 0) || !std::isfinite(value)) fail<UsageError>("model: {} is {}; it must be positive", key, value);
@@ -51,6 +52,19 @@ void validate_heads(const Dims& dims) {
   if (dims.head_size() % 2 != 0) {
     fail<UsageError>("model: rotary embedding needs an even head_dim, not {} (hidden_size {}, num_attention_heads {})",
                      dims.head_size(), dims.hidden_size, dims.num_attention_heads);
+  }
+}
+
+// In floating point, where no product overflows.
+void validate_total(const Dims& dims) {
+  const auto hidden = static_cast<double>(dims.hidden_size);
+  const auto projections = static_cast<double>(dims.query_size() + dims.key_value_size());
+  const double block = 2 * hidden * projections + 3 * hidden * static_cast<double>(dims.intermediate_size);
+  const double total =
+      static_cast<double>(dims.num_hidden_layers) * block + 2 * hidden * static_cast<double>(dims.vocab_size);
+  if (total > static_cast<double>(kMostParameters)) {
+    fail<UsageError>("model: its sizes make {:.2g} parameters; there must be at most {:.2g}", total,
+                     static_cast<double>(kMostParameters));
   }
 }
 
@@ -135,6 +149,7 @@ std::int64_t matmul_parameters_of_a_block(const Dims& dims) {
 void Dims::validate() const {
   validate_sizes(*this);
   validate_heads(*this);
+  validate_total(*this);
   require_positive("rope_theta", rope_theta);
   require_positive("rms_norm_eps", rms_norm_eps);
   if (!(initializer_range >= 0) || !std::isfinite(initializer_range)) {

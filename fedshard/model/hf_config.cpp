@@ -16,6 +16,8 @@ using nlohmann::json;
 
 namespace {
 
+constexpr int kMostNested = 64;  // the JSON library reads any depth, but writes and compares by recursion
+
 // A JSON object whose errors name the file and the key.
 class Reader {
  public:
@@ -170,7 +172,11 @@ void read_rope_parameters(const Reader& config, Dims& dims) {
 }  // namespace
 
 Dims parse_hf_config(std::string_view text, std::string_view source) {
-  const json parsed = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const auto check_depth = [&](int depth, json::parse_event_t, const json&) {
+    if (depth > kMostNested) fail<DamagedError>("{}: is nested more than {} deep", source, kMostNested);
+    return true;
+  };
+  const json parsed = json::parse(text, check_depth, /*allow_exceptions=*/false);
   if (!parsed.is_object()) fail<DamagedError>("{}: is not a JSON object", source);
   const Reader config(parsed, std::string(source));
   refuse_other_architectures(config);

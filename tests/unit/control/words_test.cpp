@@ -129,6 +129,19 @@ TEST(Messages, MalformedFramesAreNothing) {
   refused(R"({"v":1,"type":"round_plan","round":1,"epoch":0,"participants":[0],"tokens":[],"stop":false})", "differ");
 }
 
+TEST(Messages, DeepNestingIsRefused) {
+  const auto record = [](std::size_t depth) {
+    return R"({"v":1,"type":"record","line":{"kind":"step","x":)" + std::string(depth, '[') + std::string(depth, ']') +
+           "}}";
+  };
+  std::string why;
+  EXPECT_TRUE(decode(record(31), why)) << why;
+  for (const std::size_t depth : {std::size_t{32}, kMaxFrameBytes / 2 - 100}) {
+    EXPECT_FALSE(decode(record(depth), why)) << depth;
+    EXPECT_EQ(why, "nested more than 32 deep");
+  }
+}
+
 TEST(Messages, DamagedFramesNeverThrow) {
   const std::string good = encode(Digest{1, 0, 2, {8, {0.25, 0.75}, 0.1, 0.2, 0.3}});
   std::mt19937 random(7);

@@ -1,6 +1,7 @@
 #include "fedshard/data/token_file.h"
 
 #include <algorithm>
+#include <cstring>
 #include <thread>
 #include <vector>
 
@@ -146,6 +147,20 @@ TEST(TokenFile, EveryDamagedByteOfTheHeaderIsFound) {
     damaged[byte] ^= 0x10;
     const auto path = write_scratch("d.tokens", damaged);
     EXPECT_THROW(TokenFile{path}, base::Error) << "byte " << byte;
+  }
+}
+
+TEST(TokenFile, ImpossibleCountsAreFoundBehindARightChecksum) {
+  const std::string whole = read_scratch(write_tokens("a.tokens", {{1, 2, 3}}));
+  // Four times the first two is 16 modulo 2^64, the size of the four ids that are there.
+  for (const std::uint64_t tokens : {(std::uint64_t{1} << 62) + 4, (std::uint64_t{3} << 62) + 4, ~std::uint64_t{0}}) {
+    std::string wrong = whole;
+    std::memcpy(wrong.data() + 16, &tokens, sizeof(tokens));
+    const std::uint64_t hash = std::stoull(hash_hex(wrong.substr(0, 88)), nullptr, 16);
+    std::memcpy(wrong.data() + 88, &hash, sizeof(hash));
+    expect_error<DamagedError>(
+        [&] { TokenFile file(write_scratch("wrong.tokens", wrong)); },
+        {"wrong.tokens: its header counts " + std::to_string(static_cast<std::int64_t>(tokens))});
   }
 }
 

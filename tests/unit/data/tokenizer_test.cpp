@@ -245,6 +245,7 @@ TEST(TokenizerJson, NamesWhatIsMalformed) {
   expect_damaged("/model/merges/2", json::array({"y", "z"}), "merge 2 needs the token \"yz\"");
   expect_damaged("/model/vocab/ab", -1, "token \"ab\" has the id -1");
   expect_damaged("/model/vocab/ab", 1.5, "token \"ab\" has the id 1.5");
+  expect_damaged("/model/vocab/ab", 1e300, "token \"ab\" has the id 1e+300");
   expect_damaged("/model/vocab/ab", "x", "type must be number");
   expect_damaged("/model/vocab/ab", 7, "two tokens have the id 7");
   expect_damaged("/added_tokens/0/id", 300, "has the id 300, by its place it has 261");
@@ -254,6 +255,13 @@ TEST(TokenizerJson, NamesWhatIsMalformed) {
     EXPECT_THROW(load_tokenizer(write_scratch("tokenizer.json", content).string()), DamagedError) << content;
   }
   expect_error<UsageError>([] { load_tokenizer(scratch("none.json").string()); }, {"none.json: cannot open"});
+}
+
+TEST(TokenizerJson, RefusesDeepNesting) {
+  for (const std::size_t depth : {std::size_t{66}, std::size_t{1} << 20}) {
+    const auto path = write_scratch("deep.json", std::string(depth, '[') + std::string(depth, ']'));
+    expect_error<DamagedError>([&] { load_tokenizer(path.string()); }, {"deep.json", "nested more than 64 deep"});
+  }
 }
 
 TEST(Pattern, RefusesWhatTheLibrariesReadDifferently) {

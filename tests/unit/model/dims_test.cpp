@@ -115,6 +115,19 @@ TEST(Dims, SizesOutOfRangeAreRefusedByName) {
   }
 }
 
+TEST(Dims, SizesWhoseTotalsDoNotFitAreRefused) {
+  Dims dims = preset("llama-tiny");
+  dims.num_hidden_layers = dims.intermediate_size = dims.vocab_size = std::int64_t{1} << 28;
+  expect_complaint(dims, "its sizes make 2.1e+19 parameters; there must be at most 1.1e+15");
+  dims = preset("llama-tiny");
+  dims.num_attention_heads = dims.head_dim = std::int64_t{1} << 28;
+  expect_complaint(dims, "parameters; there must be at most");
+  dims = preset("llama-tiny");
+  dims.num_hidden_layers = std::int64_t{1} << 28;  // 2.7e13 parameters
+  EXPECT_EQ(complaint(dims), "");
+  EXPECT_EQ(dims.matmul_parameter_count(), (std::int64_t{1} << 28) * 101'376 + 30'720);
+}
+
 TEST(Names, AreHuggingFaces) {
   EXPECT_EQ(block_parameter(11, kGateProjection), "model.layers.11.mlp.gate_proj.weight");
   EXPECT_TRUE(is_rotary_buffer("model.layers.0.self_attn.rotary_emb.inv_freq"));

@@ -130,6 +130,16 @@ TEST(HfConfig, DamageIsNamed) {
                  "rope_scaling: 'factor' is missing");
 }
 
+TEST(HfConfig, DeepNestingIsRefused) {
+  const auto nested = [](std::size_t depth) {
+    return small().dump().insert(1, "\"x\":" + std::string(depth, '[') + std::string(depth, ']') + ",");
+  };
+  EXPECT_EQ(parse_hf_config(nested(64), "config.json").hidden_size, 64);
+  for (const std::size_t depth : {std::size_t{65}, std::size_t{1} << 20}) {
+    EXPECT_THROW(parse_hf_config(nested(depth), "config.json"), DamagedError) << depth;
+  }
+}
+
 TEST(HfConfig, AMissingFileIsAUsageError) { EXPECT_THROW(read_hf_config("/nonexistent/config.json"), UsageError); }
 
 }  // namespace
