@@ -15,6 +15,7 @@ train() { # NAME CONFIG
   XDG_CACHE_HOME="$dir/cache" build/release/fedshard train "examples/demo/$1.toml" --ranks 4 \
     --set "data.train=$dir/text/train/*.jsonl" --set "data.eval=$dir/text/eval/*.jsonl" \
     --set "metrics.folder=$dir/$1" || status=$?
+  ((status < 128)) || die "training $1 was interrupted"
   ((status == 5)) || die "training $1 ended with status $status; $dir/$1/log.txt and $dir/$1/ranks may say more"
 }
 

@@ -59,9 +59,13 @@ int data_prepare(const DataPrepareArgs& args) {
 }
 
 int data_inspect(const DataInspectArgs& args) {
+  if (args.order < 0 || args.head < 0) {
+    base::fail<base::UsageError>("--order and --head count from 0, not {}", std::min(args.order, args.head));
+  }
+  if (args.order > 0 && args.seq_len == 0) base::fail<base::UsageError>("--order needs --seq-len, as in [training]");
   const auto tokenizer = args.tokenizer ? data::load_tokenizer(*args.tokenizer) : nullptr;
   for (const auto& path : args.files) print_file(data::TokenFile(path), tokenizer.get(), args.head);
-  if (args.order <= 0) return 0;
+  if (args.order == 0) return 0;
   const data::TokenDataset dataset(args.files, args.seq_len);
   for (std::int64_t position = 0; position < args.order; ++position) {
     fmt::print("{} {} {}\n", position, position / dataset.size(),

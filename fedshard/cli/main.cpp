@@ -1,6 +1,10 @@
 // The command line. The one file that includes CLI11, which takes 13 s to compile; each subcommand is a plain function
 // in a file of its own.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
+#include <cstdlib>
 #include <exception>
 #include <functional>
 #include <iostream>
@@ -55,6 +59,15 @@ void add_data(CLI::App& app, DataPrepareArgs& prepare_args, DataInspectArgs& ins
   encode->add_flag("--jsonl", encode_args.jsonl, "The input's lines are JSON records, each a document");
 }
 
+// A daemon may start us with these closed. The first file we opened would then become standard output or error, and
+// what is meant for a person would go into metrics.jsonl.
+void open_standard_streams() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    // Opens the lowest number that is free, so this one.
+    if (::fcntl(fd, F_GETFD) == -1 && ::open("/dev/null", O_RDWR) == -1) std::_Exit(1);
+  }
+}
+
 std::string version_line() {
   std::string line;
   for (const auto& [name, version] : fedshard::train::versions())
@@ -77,6 +90,7 @@ std::string complaint(const CLI::App& app, const CLI::ParseError& error) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  open_standard_streams();
   CLI::App app("fedshard: pre-training of language models with federated sharded data parallelism");
   app.set_version_flag("--version", version_line());
   app.require_subcommand(1);

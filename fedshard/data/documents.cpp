@@ -63,8 +63,9 @@ class JsonlReader final : public DocumentReader {
       const std::string problem = parse(line, text);
       if (problem.empty()) return true;
       if (policy_ == BadRecords::fail) {
-        base::fail<base::DamagedError>("{}:{}: {}; repair the line, or leave bad records out with bad_records = skip",
-                                       name_, number_, problem);
+        base::fail<base::DamagedError>(
+            "{}:{}: {}; repair the line, or leave bad records out with `fedshard data prepare --bad-records skip`",
+            name_, number_, problem);
       }
       ++skipped_;
     }

@@ -28,8 +28,9 @@ train = "text/*.txt"
 - A float may be written as an integer (`lr = 1`), an integer not as a float (`steps = 1e3` is refused).
 - Relative paths start from the folder that `fedshard` is started in, not from the file's, in the file as on the command
   line.
-- The run folder gets the resolved configuration as `config.toml`: every key with its value, defaults among them. It is
-  a configuration like any other: `fedshard train runs/x/config.toml --set metrics.folder=runs/y` repeats a run.
+- The run folder gets the resolved configuration as `config.toml`: every key that has a value, defaults among
+  them. It is a configuration like any other: with the same number of ranks,
+  `fedshard train runs/x/config.toml --ranks N --set metrics.folder=runs/y` repeats a run.
 )";
 
 // A cell of a Markdown table must not hold a bar.

@@ -75,8 +75,7 @@ void add_model(std::vector<Key>& keys) {
   Adder<M>(keys, "model", &Config::model)
       .key("preset", &M::preset, any, preset_doc().c_str())
       .key("hf", &M::hf, any,
-           "A folder with a Hugging Face `config.json`; training goes on from its safetensors weights where it has "
-           "them.")
+           "A folder with a Hugging Face `config.json` and safetensors weights, from which training goes on.")
       .key("hidden_size", &M::hidden_size, at_least(1), "Width of the residual stream.")
       .key("intermediate_size", &M::intermediate_size, at_least(1), "Width of the feed-forward layers.")
       .key("num_hidden_layers", &M::num_hidden_layers, at_least(1), "Number of blocks.")
@@ -113,14 +112,15 @@ void add_training(std::vector<Key>& keys) {
   Adder<T>(keys, "training", &Config::training)
       .key("dtype", &T::dtype, any, "What is computed with. Master weights and optimizer moments are always fp32.")
       .key("reduce_dtype", &T::reduce_dtype, any, "What gradients are accumulated and reduced in.")
-      .key("local_batch_size", &T::local_batch_size, at_least(1), "Sequences a rank and micro-step.")
-      .key("seq_len", &T::seq_len, at_least(1), "Tokens of a sequence.")
+      .key("local_batch_size", &T::local_batch_size, between(1, 1 << 20), "Sequences a rank and micro-step.")
+      .key("seq_len", &T::seq_len, between(1, 1 << 24), "Tokens of a sequence.")
       .key("steps", &T::steps, at_least(1), "Optimizer updates of the run.")
-      .key("gradient_accumulation_steps", &T::gradient_accumulation_steps, at_least(1), "Micro-steps of a step.")
+      .key("gradient_accumulation_steps", &T::gradient_accumulation_steps, between(1, 1 << 20),
+           "Micro-steps of a step.")
       .key("max_norm", &T::max_norm, at_least(0),
            "Gradients of a larger norm (over the whole model, per group) are scaled down to it; 0 turns clipping off.")
       .key("seed", &T::seed, at_least(0), "Of the initial weights and the order of the data.")
-      .key("threads", &T::threads, at_least(0),
+      .key("threads", &T::threads, between(0, 1024),
            "Threads a rank computes with; 0: the cores of its machine divided by the ranks there.")
       .key("time_limit_s", &T::time_limit_s, at_least(0),
            "Seconds after which the run ends with the step it is in; 0: none.");
@@ -178,7 +178,8 @@ void add_federation_and_comm(std::vector<Key>& keys) {
            "What a group counts in an average: the tokens it trained on since the last one, or the same for all.");
   Adder<C>(keys, "comm", &Config::comm)
       .key("backend", &C::backend, any, "What moves tensors between ranks; `auto` takes Gloo, the one for CPUs.")
-      .key("timeout_s", &C::timeout_s, more_than(0), "Seconds after which a collective without an answer ends the run.")
+      .key("timeout_s", &C::timeout_s, between(0.1, 604800),
+           "Seconds after which a collective without an answer ends the run.")
       .key("interface", &C::interface, any,
            "Network interface (`eth0`) that ranks talk over; empty: the one the coordinator is reached through.");
 }

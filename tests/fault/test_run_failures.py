@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from fault_runs import ENDLESS, Run, rank_environment, read_records
+from fault_runs import DEADLINE_S, ENDLESS, PROGRAM, Run, environment, rank_environment, read_records
 
 
 def free_port():
@@ -118,3 +118,15 @@ def test_a_full_disk_ends_the_run_with_whole_records(workplace, tmp_path, small_
         records = read_records(run.folder)
         assert [record["step"] for record in records if record["kind"] == "step"] == list(range(1, len(records)))
         assert len(json.dumps(records)) > 4096
+
+
+def test_closed_standard_streams_do_not_spoil_the_records(workplace, tmp_path):
+    """A daemon may start the program without descriptors 0 to 2; no file of the run may take their numbers."""
+    folder = tmp_path / "run"
+    command = [PROGRAM, "train", workplace / "run.toml", "--ranks", "2", "--set", f"metrics.folder={folder}", "--set",
+               "metrics.progress=true"]
+    closed = subprocess.run(["bash", "-c", 'exec "$@" 0<&- 1>&- 2>&-', "-", *map(str, command)], env=environment(),
+                            timeout=DEADLINE_S, check=False)
+    assert closed.returncode == 0
+    kinds = [json.loads(line)["kind"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert kinds[0] == "start" and kinds[-1] == "end"

@@ -113,7 +113,7 @@ TEST(Documents, BadRecordsAreNamedByLineOrCounted) {
   };
   for (const auto& [line, problem] : bad) {
     const std::string content = good + "\n" + line + "\n" + good;
-    expect_error<DamagedError>([&] { jsonl(content); }, {"x.jsonl:3: " + problem, "bad_records = skip"});
+    expect_error<DamagedError>([&] { jsonl(content); }, {"x.jsonl:3: " + problem, "--bad-records skip"});
     const Documents rest = documents_of(content, TextKind::jsonl, kSkip);
     EXPECT_EQ(rest.texts, (Texts{"good", "good"})) << line;
     EXPECT_EQ(rest.skipped, 1) << line;

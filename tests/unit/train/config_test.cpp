@@ -249,7 +249,8 @@ TEST(Config, ValuesOutOfRangeNameTheRange) {
             "run.toml:2: [optimizer] beta1 must be at least 0 and less than 1, not 1");
   EXPECT_EQ(refusal("[lr_scheduler]\nmin_lr_factor = 1.5\n"),
             "run.toml:2: [lr_scheduler] min_lr_factor must be at least 0 and at most 1, not 1.5");
-  EXPECT_EQ(refusal("[comm]\ntimeout_s = 0\n"), "run.toml:2: [comm] timeout_s must be more than 0, not 0");
+  EXPECT_EQ(refusal("[comm]\ntimeout_s = 0\n"),
+            "run.toml:2: [comm] timeout_s must be at least 0.1 and at most 604800, not 0");
   EXPECT_EQ(refusal("[parallelism]\nprefetch = 2\n"),
             "run.toml:2: [parallelism] prefetch must be at least 0 and at most 1, not 2");
   EXPECT_EQ(refusal("[parallelism]\ngroups = [2, 0]\n"), "run.toml:2: [parallelism] groups must be at least 1, not 0");
@@ -259,7 +260,7 @@ TEST(Config, ValuesOutOfRangeNameTheRange) {
   EXPECT_EQ(refusal("[data]\ntrain = []\n"), "run.toml:2: [data] train must not be empty");
   EXPECT_EQ(refusal("[data]\ntrain = [\"\"]\n"), "run.toml:2: [data] train must not be empty");
   EXPECT_EQ(refusal("[data]\ntokenizer = \"\"\n"), "run.toml:2: [data] tokenizer must not be empty");
-  EXPECT_EQ(load("[comm]\ntimeout_s = 1e-9\n").comm.timeout_s, 1e-9);
+  EXPECT_EQ(load("[comm]\ntimeout_s = 0.1\n").comm.timeout_s, 0.1);
   EXPECT_EQ(load("[optimizer]\nbeta1 = 0.9999999\n").optimizer.beta1, 0.9999999);
 }
 
