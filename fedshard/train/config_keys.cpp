@@ -112,7 +112,7 @@ void add_training(std::vector<Key>& keys) {
   Adder<T>(keys, "training", &Config::training)
       .key("dtype", &T::dtype, any, "What is computed with. Master weights and optimizer moments are always fp32.")
       .key("reduce_dtype", &T::reduce_dtype, any, "What gradients are accumulated and reduced in.")
-      .key("local_batch_size", &T::local_batch_size, between(1, 1 << 20), "Sequences a rank and micro-step.")
+      .key("local_batch_size", &T::local_batch_size, between(1, 1 << 30), "Sequences a rank and micro-step.")
       .key("seq_len", &T::seq_len, between(1, 1 << 24), "Tokens of a sequence.")
       .key("steps", &T::steps, at_least(1), "Optimizer updates of the run.")
       .key("gradient_accumulation_steps", &T::gradient_accumulation_steps, between(1, 1 << 20),

@@ -91,7 +91,8 @@ def test_the_launcher_tells_of_a_number_that_is_not_finite(workplace, tmp_path, 
 
 def test_too_little_memory_is_said_in_a_line(workplace, tmp_path):
     """More than any machine has, so that the very first allocation fails."""
-    with Run(tmp_path, "train", workplace / "run.toml", settings=["training.local_batch_size=1_000_000_000_000"]) as run:
+    settings = ["training.local_batch_size=1_073_741_824", "training.seq_len=4096", "model.max_position_embeddings=4096"]
+    with Run(tmp_path, "train", workplace / "run.toml", settings=settings) as run:
         assert run.status() == 1
         line = run.error_line()
         assert line.startswith("rank 0 (group 0)") and "out of memory" in line and "local_batch_size" in line
