@@ -62,7 +62,8 @@ def test_others_learn_of_a_rank_killed_under_a_foreign_launcher(workplace, tmp_p
         runs[victim].process.kill()
         others = [run for rank, run in enumerate(runs) if rank != victim]
         for run in others:
-            assert run.status(15) == 4, run.errors()
+            # At once as a rule; where Gloo misses the death of a peer, its own time-out of 20 s is the deadline.
+            assert run.status(40) == 4, run.errors()
         assert any(f"rank {victim}" in last_line(run) for run in others)
         if victim != 0:  # where rank 0 lives, it has asked the others before it speaks
             assert last_line(runs[0]).startswith(f"fedshard: rank {victim} fell silent; ")
