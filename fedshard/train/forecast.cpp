@@ -9,20 +9,16 @@
 #include "fedshard/cost/formulas.h"
 #include "fedshard/model/activations.h"
 #include "fedshard/plan/llama_units.h"
+#include "fedshard/train/options.h"
 
 namespace fedshard::train {
 namespace {
 
-int bytes_of(Dtype dtype) { return dtype == Dtype::bf16 ? 2 : 4; }
+int bytes_of(at::ScalarType dtype) { return static_cast<int>(c10::elementSize(dtype)); }
 
 int moments_of(const OptimizerConfig& optimizer) {
   if (optimizer.name == OptimizerName::adamw) return 2;
   return optimizer.momentum != 0 ? 1 : 0;
-}
-
-plan::ScheduleOptions schedule_of(const Config& config) {
-  return {static_cast<int>(config.training.gradient_accumulation_steps), config.parallelism.fsdp_reshard_after_forward,
-          config.parallelism.prefetch};
 }
 
 std::string traffic_line(const char* what, const cost::Bytes& bytes, int world) {
@@ -45,24 +41,26 @@ std::string as_comment(const std::string& text) {
 plan::MemoryTable forecast_memory(const Config& config, const topology::Layout& layout) {
   const model::Dims dims = dims_of(config.model);
   const topology::GroupShape& shape = layout.group(0);
+  const shard::EngineOptions engine = engine_options(config);
   plan::MemoryOptions options;
   options.shards = shape.shards;
   options.replicas = shape.replicas;
   options.groups = layout.groups();
   options.federation = layout.groups() > 1;
-  options.compute_bytes = bytes_of(config.training.dtype);
-  options.reduce_bytes = bytes_of(config.training.reduce_dtype);
+  options.compute_bytes = bytes_of(engine.dtypes.compute);
+  options.reduce_bytes = bytes_of(engine.dtypes.reduce);
   options.moments = moments_of(config.optimizer);
   options.activation_bytes = model::llama_activation_bytes(dims, config.training.local_batch_size,
                                                            config.training.seq_len, options.compute_bytes);
-  options.schedule = schedule_of(config);
+  options.schedule = engine.schedule;
   return plan::predict_memory(plan::llama_plan(dims), options);
 }
 
 std::string forecast_traffic(const Config& config, const topology::Layout& layout) {
   const plan::ModelPlan plan = plan::llama_plan(dims_of(config.model));
-  const cost::TrafficOptions options{schedule_of(config), bytes_of(config.training.dtype),
-                                     bytes_of(config.training.reduce_dtype), 4};
+  const shard::EngineOptions engine = engine_options(config);
+  const cost::TrafficOptions options{engine.schedule, bytes_of(engine.dtypes.compute), bytes_of(engine.dtypes.reduce),
+                                     4};
   const cost::Bytes step = cost::step_bytes(plan, layout, options);
   const cost::Bytes round = cost::round_bytes(plan, layout, options);
   const std::int64_t rounds = layout.groups() > 1 ? config.training.steps / config.federation.every : 0;

@@ -60,12 +60,8 @@ bool Trainer::round_is_due() const {
 
 // Every K steps each group's model becomes the weighted mean of all groups'.
 void Trainer::finish_round() {
-  const double limit = context_.config.training.time_limit_s;
-  const federation::RoundOutcome outcome =
-      federation_.run_round({.round = ++round_,
-                             .step = step_,
-                             .tokens = tokens_since_round_,
-                             .wants_stop = limit > 0 && clock_.now() - started_s_ >= limit});
+  const federation::RoundOutcome outcome = federation_.run_round(
+      {.round = ++round_, .step = step_, .tokens = tokens_since_round_, .wants_stop = past_time_limit()});
   tokens_since_round_ = 0;
   stop_ = outcome.stop;
   record_traffic();
@@ -102,11 +98,15 @@ void Trainer::validate() {
   send(record);
 }
 
+bool Trainer::past_time_limit() const {
+  const double limit = context_.config.training.time_limit_s;
+  return limit > 0 && clock_.now() - started_s_ >= limit;
+}
+
 // Clocks differ between ranks, so the group decides together: when one rank's time is up, all stop.
 bool Trainer::time_is_up() {
-  const double limit = context_.config.training.time_limit_s;
-  if (limit <= 0) return false;
-  std::vector<double> votes{clock_.now() - started_s_ >= limit ? 1.0 : 0.0};
+  if (context_.config.training.time_limit_s <= 0) return false;
+  std::vector<double> votes{past_time_limit() ? 1.0 : 0.0};
   context_.axes.group->sum(votes);
   return votes[0] > 0;
 }

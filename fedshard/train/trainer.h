@@ -46,7 +46,8 @@ class Trainer {
   void finish_round();
   bool validation_is_due() const;
   void validate();
-  bool time_is_up();
+  bool past_time_limit() const;  // by this rank's clock
+  bool time_is_up();             // as its group has agreed
 
   void load_weights();
   std::vector<nn::MicroBatch> next_batches();
