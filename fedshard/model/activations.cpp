@@ -1,40 +1,83 @@
 #include "fedshard/model/activations.h"
 
+#include <algorithm>
+
 #include "fedshard/base/error.h"
 
 namespace fedshard::model {
 namespace {
 
-constexpr std::int64_t kFp32 = 4, kInt64 = 8, kBool = 1;
+constexpr std::int64_t kFp32 = 4, kFp64 = 8, kInt64 = 8;
+
+void check(const MicroStepShape& shape) {
+  base::require(shape.batch >= 1 && shape.seq_len >= 1 && shape.element >= 1,
+                "activations of {} sequences of {} tokens of {} bytes", shape.batch, shape.seq_len, shape.element);
+}
+
+std::int64_t tokens_of(const MicroStepShape& shape) { return shape.batch * shape.seq_len; }
+
+// A stage's output.
+std::int64_t boundary_bytes(const Dims& dims, const MicroStepShape& shape) {
+  return tokens_of(shape) * dims.hidden_size * shape.element;
+}
 
 }  // namespace
 
-std::int64_t block_activation_bytes(const Dims& dims, std::int64_t batch, std::int64_t seq_len, std::int64_t element) {
-  // In order: both norms' outputs, the state between attention and feed-forward, and the block's output; query and
-  // what attention makes of it; key and value; gate, up and their product.
-  const std::int64_t elements =
-      4 * dims.hidden_size + 2 * dims.query_size() + 2 * dims.key_value_size() + 3 * dims.intermediate_size;
+std::int64_t block_activation_bytes(const Dims& dims, const MicroStepShape& shape) {
+  check(shape);
+  if (shape.activation_checkpoint == ActivationCheckpoint::full) return boundary_bytes(dims, shape);
+  // In order: the state between attention and feed-forward, and the block's output; query and what attention makes of
+  // it; key and value; gate and up.
+  std::int64_t elements =
+      2 * dims.hidden_size + 2 * dims.query_size() + 2 * dims.key_value_size() + 2 * dims.intermediate_size;
+  // Both norms' outputs, and the product of gate and up.
+  const std::int64_t cheap = 2 * dims.hidden_size + dims.intermediate_size;
+  if (shape.activation_checkpoint == ActivationCheckpoint::none) elements += cheap;
+  // What attention makes of each document, beside the whole.
+  if (shape.packed) elements += dims.query_size();
   // Two norms' scales, and of attention the logarithm of each row's sum.
   const std::int64_t statistics = 2 + dims.num_attention_heads;
-  return batch * seq_len * (elements * element + statistics * kFp32);
+  return tokens_of(shape) * (elements * shape.element + statistics * kFp32);
 }
 
-std::int64_t head_activation_bytes(const Dims& dims, std::int64_t batch, std::int64_t seq_len, std::int64_t element) {
-  const std::int64_t elements = dims.hidden_size + dims.vocab_size;
-  // The norm's scale; for the loss, the logarithm of each row's sum, the target and whether it counts.
-  const std::int64_t statistics = kFp32 + kFp32 + kInt64 + kBool;
+std::int64_t head_activation_bytes(const Dims& dims, const MicroStepShape& shape) {
+  check(shape);
+  const std::int64_t scale = tokens_of(shape) * kFp32;
   const std::int64_t loss = kFp32;
-  return batch * seq_len * (elements * element + statistics) + loss;
+  return boundary_bytes(dims, shape) + dims.vocab_size * dims.hidden_size * kFp32 + scale + loss;
 }
 
-std::int64_t llama_activation_bytes(const Dims& dims, std::int64_t batch, std::int64_t seq_len, std::int64_t element) {
+std::int64_t head_chunk_rows(const Dims& dims) {
+  constexpr std::int64_t kBudget = std::int64_t{64} << 20;
+  return std::max({kBudget / (dims.vocab_size * kFp32), dims.hidden_size / 8, std::int64_t{1}});
+}
+
+std::int64_t head_working_bytes(const Dims& dims, const MicroStepShape& shape) {
+  check(shape);
+  const std::int64_t rows = std::min(tokens_of(shape), head_chunk_rows(dims));
+  // The logits in fp32, and before that in the compute dtype. Their gradient goes where they were.
+  const std::int64_t logits = dims.vocab_size * (kFp32 + (shape.element == kFp32 ? 0 : shape.element));
+  // Beside them a row's target, its largest logit, the target's, the sum, and what becomes of these in fp32 and fp64.
+  const std::int64_t row = logits + kInt64 + 5 * kFp32 + kFp64;
+  const std::int64_t places_of_unmasked = tokens_of(shape) * kInt64;
+  const std::int64_t sums = 2 * kFp64;
+  return boundary_bytes(dims, shape) + rows * row + places_of_unmasked + sums;
+}
+
+std::int64_t llama_activation_bytes(const Dims& dims, const MicroStepShape& shape) {
   dims.validate();
-  base::require(batch >= 1 && seq_len >= 1 && element >= 1, "activations of {} sequences of {} tokens of {} bytes",
-                batch, seq_len, element);
-  const std::int64_t embedding = batch * seq_len * dims.hidden_size * element;
-  const std::int64_t rotary_tables = 2 * seq_len * dims.head_size() * element;
-  return embedding + dims.num_hidden_layers * block_activation_bytes(dims, batch, seq_len, element) +
-         head_activation_bytes(dims, batch, seq_len, element) + rotary_tables;
+  check(shape);
+  const std::int64_t rotary_tables =
+      2 * std::min(shape.seq_len, dims.max_position_embeddings) * dims.head_size() * shape.element;
+  const std::int64_t kept = boundary_bytes(dims, shape) + dims.num_hidden_layers * block_activation_bytes(dims, shape);
+  std::int64_t moment = head_activation_bytes(dims, shape) + head_working_bytes(dims, shape);
+  if (shape.activation_checkpoint == ActivationCheckpoint::full) {
+    MicroStepShape again = shape;
+    again.activation_checkpoint = ActivationCheckpoint::none;
+    // The block's new output takes the place of the old one.
+    moment = std::max(moment, block_activation_bytes(dims, again) - boundary_bytes(dims, shape));
+  }
+  return kept + moment + rotary_tables;
 }
 
 }  // namespace fedshard::model

@@ -1,8 +1,8 @@
-// The bytes that a Llama keeps between forward and backward, in closed form.
+// The bytes of activations that a Llama's micro-step takes, in closed form.
 //
 // They follow from what the operations of nn/ops really save, so this file changes when one of those does; a test
 // measures the two against each other. The surprising part is what is missing: no scores of the attention (its kernel
-// keeps one number a row), no rotated copies beside the queries and keys themselves, no fp32 copy of the logits.
+// keeps one number a row), no rotated copies beside the queries and keys themselves, and no logits but a chunk's.
 #pragma once
 #include <cstdint>
 
@@ -10,19 +10,45 @@
 
 namespace fedshard::model {
 
-// All in bytes, for `batch` sequences of `seq_len` tokens and a compute dtype of `element` bytes (4: fp32, 2: bf16).
-// Statistics are fp32 and token ids int64 whatever the compute dtype. Without activation checkpointing.
+// What backward finds and what it computes again.
+enum class ActivationCheckpoint {
+  none,       // keep what the operations save
+  selective,  // keep the products of matrices and of attention; make norms and the gated activation again
+  full,       // keep each block's input; run its forward again before its backward
+};
+
+// `batch` rows of `seq_len` tokens in a compute dtype of `element` bytes (4: fp32, 2: bf16).
+struct MicroStepShape {
+  std::int64_t batch = 1;
+  std::int64_t seq_len = 1;
+  std::int64_t element = 4;
+  ActivationCheckpoint activation_checkpoint = ActivationCheckpoint::none;
+  bool packed = false;  // rows hold documents (nn::MicroBatch::documents)
+};
+
+// All in bytes. Statistics are fp32 whatever the compute dtype.
 
 // Of one block: what its autograd graph saves, the output that it hands on included, its input (the output before) not.
-std::int64_t block_activation_bytes(const Dims& dims, std::int64_t batch, std::int64_t seq_len, std::int64_t element);
+// With `full`, that is the output alone.
+std::int64_t block_activation_bytes(const Dims& dims, const MicroStepShape& shape);
 
-// Of the head: the normed hidden states, the logits in the compute dtype, a few numbers a token, and the loss.
-std::int64_t head_activation_bytes(const Dims& dims, std::int64_t batch, std::int64_t seq_len, std::int64_t element);
+// Of the head between its forward and its backward: the gradients of the normed hidden states (compute dtype) and of
+// the table (fp32), which its forward computes; the norm's statistics and the loss.
+std::int64_t head_activation_bytes(const Dims& dims, const MicroStepShape& shape);
 
-// Of one micro-step, at its fullest (the forward is over, the backward yet to begin): the embedding's output, all
-// blocks, the head, and the rotary tables, which all blocks share. The micro-batch itself and the memory in which
-// an operation works (of the head's backward: a gradient as large as the logits) are not counted.
+// Rows of logits that exist at once: as many as fit 64 MiB in fp32, but no fewer than hidden_size / 8. Each chunk
+// passes over the whole table and its gradient, which would cost more than the products if chunks were smaller; so for
+// large models a chunk of fp32 logits takes an eighth of the table's gradient.
+std::int64_t head_chunk_rows(const Dims& dims);
+
+// What the head's forward takes beyond head_activation_bytes while it computes: the normed hidden states and one
+// chunk's logits. With masked rows, a copy of a chunk's hidden states besides.
+std::int64_t head_working_bytes(const Dims& dims, const MicroStepShape& shape);
+
+// Of one micro-step at its fullest: the embedding's output, what all blocks keep, the rotary tables, which they share,
+// and the larger of two moments: the head computes, or (with `full`) the last block is run again. The micro-batch
+// itself and the memory in which the blocks' operations work are not counted.
 // Throws UsageError where the dims are not valid, RunError where a size is below 1 (a bug of the caller's).
-std::int64_t llama_activation_bytes(const Dims& dims, std::int64_t batch, std::int64_t seq_len, std::int64_t element);
+std::int64_t llama_activation_bytes(const Dims& dims, const MicroStepShape& shape);
 
 }  // namespace fedshard::model

@@ -6,6 +6,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <functional>
 #include <span>
 #include <string>
@@ -15,15 +16,27 @@
 
 namespace fedshard::nn {
 
-// One micro-step's sequences. B sequences of T tokens.
+// One micro-step's sequences. B rows of T tokens, each row a window of a sequence or packed with several documents.
 struct MicroBatch {
   at::Tensor tokens;  // [B, T] int64, inputs
   at::Tensor labels;  // [B, T] int64, the token that follows each input; -100 where the position is masked
+  // [B, T] int64 on the CPU: the index of the document that each input belongs to, non-decreasing along a row.
+  // Positions restart at a document's first token in the row, and attention stays within the document. Documents end
+  // with their row, whatever the index in the next. Undefined: every row is one document.
+  at::Tensor documents = {};
 };
 
 // From ids [B, T + 1] of any integer type: inputs the first T of each row, labels the last T. Neither shares memory
 // with `ids` or with the other, so labels can be masked.
 MicroBatch micro_batch_of(const at::Tensor& ids);
+
+// The same with documents: one ends with each `end_of_text` among the inputs, which belongs to the document that it
+// ends. Labels are as above: what follows the end is a label like any other.
+MicroBatch micro_batch_of(const at::Tensor& ids, std::int64_t end_of_text);
+
+// The lengths of the documents, row after row; empty where `documents` is undefined. Throws RunError where they don't
+// have the tokens' shape or decrease along a row (a bug of the caller's).
+std::vector<std::int64_t> document_lengths(const MicroBatch& batch);
 
 using Parameters = std::span<const at::Tensor>;
 

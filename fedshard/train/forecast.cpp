@@ -50,8 +50,8 @@ plan::MemoryTable forecast_memory(const Config& config, const topology::Layout& 
   options.compute_bytes = bytes_of(engine.dtypes.compute);
   options.reduce_bytes = bytes_of(engine.dtypes.reduce);
   options.moments = moments_of(config.optimizer);
-  options.activation_bytes = model::llama_activation_bytes(dims, config.training.local_batch_size,
-                                                           config.training.seq_len, options.compute_bytes);
+  options.activation_bytes = model::llama_activation_bytes(
+      dims, {config.training.local_batch_size, config.training.seq_len, options.compute_bytes});
   options.schedule = engine.schedule;
   return plan::predict_memory(plan::llama_plan(dims), options);
 }

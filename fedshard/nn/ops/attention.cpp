@@ -1,11 +1,23 @@
 #include "fedshard/nn/ops/attention.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 
 #include <cmath>
 #include <limits>
+#include <vector>
 
 namespace fedshard::nn {
+namespace {
+
+// Rows of one length, one document each.
+at::Tensor rotated_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                             const RotaryTables& tables) {
+  const RotaryTables here{tables.cos.narrow(0, 0, query.size(1)), tables.sin.narrow(0, 0, query.size(1))};
+  return causal_attention(rotate(query, here), rotate(key, here), value);
+}
+
+}  // namespace
 
 at::Tensor causal_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
   const bool grouped = query.size(2) != key.size(2);
@@ -13,6 +25,22 @@ at::Tensor causal_attention(const at::Tensor& query, const at::Tensor& key, cons
                                           /*attn_mask=*/{}, /*dropout_p=*/0.0, /*is_causal=*/true, /*scale=*/{},
                                           grouped)
       .transpose(1, 2);
+}
+
+at::Tensor document_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                              const RotaryTables& tables, std::span<const std::int64_t> documents) {
+  if (documents.empty()) return rotated_attention(query, key, value, tables);
+  // A split's gradient is one concatenation, while each slice's would be a whole tensor of zeros around its part.
+  const auto parts_of = [&](const at::Tensor& x) {
+    return x.reshape({1, -1, x.size(2), x.size(3)})
+        .split_with_sizes(at::IntArrayRef(documents.data(), documents.size()), 1);
+  };
+  const std::vector<at::Tensor> queries = parts_of(query), keys = parts_of(key), values = parts_of(value);
+  std::vector<at::Tensor> results;
+  for (std::size_t i = 0; i < documents.size(); ++i) {
+    results.push_back(rotated_attention(queries[i], keys[i], values[i], tables));
+  }
+  return at::cat(results, 1).view(query.sizes());
 }
 
 at::Tensor causal_attention_reference(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {

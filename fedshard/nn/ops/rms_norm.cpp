@@ -8,37 +8,49 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// With r = rsqrt(mean(x^2) + eps), n = x r and g = grad * weight:
-//   grad_x = r (g - n mean(g n)),   grad_weight = sum over rows of grad * n.
 struct RmsNorm : torch::autograd::Function<RmsNorm> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight, double eps) {
-    const at::Tensor wide = x.to(at::kFloat);
-    const at::Tensor scale = at::rsqrt(at::mean(wide * wide, -1, /*keepdim=*/true) + eps);
+    const at::Tensor scale = rms_norm_scale(x, eps);
     ctx->save_for_backward({x, weight, scale});
-    return weight * (wide * scale).to(x.scalar_type());
+    return rms_norm_output(x, weight, scale);
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto saved = ctx->get_saved_variables();
-    const at::Tensor &x = saved[0], &weight = saved[1], &scale = saved[2];
-    const at::Tensor& grad = grads[0];
-    const at::Tensor normal = x.to(at::kFloat) * scale;
-    at::Tensor grad_x;
-    at::Tensor grad_weight;
-    if (ctx->needs_input_grad(1)) {
-      const at::Tensor products = grad * normal.to(x.scalar_type());
-      grad_weight = products.reshape({-1, weight.numel()}).sum(0);
-    }
-    if (ctx->needs_input_grad(0)) {
-      at::Tensor wide = (grad * weight).to(at::kFloat);
-      wide = wide - normal * at::mean(wide * normal, -1, /*keepdim=*/true);
-      grad_x = (wide * scale).to(x.scalar_type());
-    }
-    return {grad_x, grad_weight, at::Tensor()};
+    const RmsNormGradients result =
+        rms_norm_backward(grads[0], saved[0], saved[1], saved[2], ctx->needs_input_grad(0), ctx->needs_input_grad(1));
+    return {result.x, result.weight, at::Tensor()};
   }
 };
 
 }  // namespace
+
+at::Tensor rms_norm_scale(const at::Tensor& x, double eps) {
+  const at::Tensor wide = x.to(at::kFloat);
+  return at::rsqrt(at::mean(wide * wide, -1, /*keepdim=*/true) + eps);
+}
+
+at::Tensor rms_norm_output(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& scale) {
+  return weight * (x.to(at::kFloat) * scale).to(x.scalar_type());
+}
+
+// With r = rsqrt(mean(x^2) + eps), n = x r and g = grad * weight:
+//   grad_x = r (g - n mean(g n)),   grad_weight = sum over rows of grad * n.
+RmsNormGradients rms_norm_backward(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight,
+                                   const at::Tensor& scale, bool x_wanted, bool weight_wanted) {
+  const at::Tensor normal = x.to(at::kFloat) * scale;
+  RmsNormGradients result;
+  if (weight_wanted) {
+    const at::Tensor products = grad * normal.to(x.scalar_type());
+    result.weight = products.reshape({-1, weight.numel()}).sum(0);
+  }
+  if (x_wanted) {
+    at::Tensor wide = (grad * weight).to(at::kFloat);
+    wide = wide - normal * at::mean(wide * normal, -1, /*keepdim=*/true);
+    result.x = (wide * scale).to(x.scalar_type());
+  }
+  return result;
+}
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
   return RmsNorm::apply(x, weight, eps);

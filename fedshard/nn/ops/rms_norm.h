@@ -15,4 +15,18 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 // The same as a plain composition of ATen operations: the reference of the tests.
 at::Tensor rms_norm_reference(const at::Tensor& x, const at::Tensor& weight, double eps);
 
+// The steps of the above for operations that have a norm inside; they record no graph.
+
+// One fp32 number a row, [..., 1]: rsqrt(mean(x^2) + eps).
+at::Tensor rms_norm_scale(const at::Tensor& x, double eps);
+
+// rms_norm(x, weight, eps) from x's scale; the same bits whenever it is computed.
+at::Tensor rms_norm_output(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& scale);
+
+struct RmsNormGradients {
+  at::Tensor x, weight;  // undefined where not wanted
+};
+RmsNormGradients rms_norm_backward(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight,
+                                   const at::Tensor& scale, bool x_wanted, bool weight_wanted);
+
 }  // namespace fedshard::nn

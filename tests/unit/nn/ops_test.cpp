@@ -1,71 +1,22 @@
 // Each operation against its plain reference and against numbers worked out by other means.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
-#include <torch/csrc/autograd/autograd.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <cmath>
-#include <functional>
-#include <limits>
 #include <numbers>
 #include <thread>
 #include <vector>
 
 #include "fedshard/base/error.h"
 #include "fedshard/nn/ops/attention.h"
-#include "fedshard/nn/ops/cross_entropy.h"
+#include "fedshard/nn/ops/norm_linears.h"
 #include "fedshard/nn/ops/rms_norm.h"
 #include "fedshard/nn/ops/rotary.h"
-#include "fedshard/nn/ops/swiglu.h"
+#include "fedshard/nn/ops/swiglu_linear.h"
+#include "tests/unit/nn/op_checks.h"
 
 namespace fedshard::nn {
 namespace {
-
-using Tensors = std::vector<at::Tensor>;
-using Operation = std::function<at::Tensor(const Tensors&)>;
-
-at::Tensor random(at::IntArrayRef shape, at::ScalarType dtype = at::kFloat) {
-  return at::randn(shape, at::TensorOptions().dtype(at::kFloat)).to(dtype);
-}
-
-double error(const at::Tensor& a, const at::Tensor& b) {
-  const at::Tensor wide = b.to(at::kDouble);
-  return ((a.to(at::kDouble) - wide).abs().max() / wide.abs().max().clamp_min(1e-30)).item<double>();
-}
-
-// The output and the gradients of all inputs for one fixed random output gradient.
-Tensors run(const Operation& operation, const Tensors& inputs) {
-  Tensors leaves;
-  for (const at::Tensor& input : inputs) leaves.push_back(input.detach().clone().requires_grad_());
-  const at::Tensor output = operation(leaves);
-  at::manual_seed(3);
-  const at::Tensor grad = at::randn(output.sizes(), at::TensorOptions().dtype(at::kFloat)).to(output.scalar_type());
-  torch::autograd::backward({output}, {grad});
-  Tensors results{output.detach()};
-  for (const at::Tensor& leaf : leaves) results.push_back(leaf.grad());
-  return results;
-}
-
-void expect_close(const Tensors& ours, const Tensors& reference, double tolerance) {
-  ASSERT_EQ(ours.size(), reference.size());
-  for (std::size_t i = 0; i < ours.size(); ++i) {
-    ASSERT_EQ(ours[i].sizes(), reference[i].sizes());
-    EXPECT_EQ(ours[i].scalar_type(), reference[i].scalar_type());
-    EXPECT_LE(error(ours[i], reference[i]), tolerance) << (i == 0 ? "output" : "gradient of input ") << i;
-  }
-}
-
-// fp32 agrees to rounding; with bf16 inputs, bf16 outputs are equal to the bit and gradients within a few roundings of
-// 2^-9.
-void compare(const Operation& ours, const Operation& reference, const Tensors& inputs) {
-  expect_close(run(ours, inputs), run(reference, inputs), 3e-6);
-  Tensors rounded;
-  for (const at::Tensor& input : inputs) rounded.push_back(input.to(at::kBFloat16));
-  const Tensors a = run(ours, rounded);
-  const Tensors b = run(reference, rounded);
-  EXPECT_LE(error(a[0], b[0]), a[0].scalar_type() == at::kBFloat16 ? 0.0 : 3e-6);
-  expect_close(a, b, 0x1p-6);
-}
 
 TEST(RmsNorm, EqualsItsReference) {
   for (const std::int64_t size : {2, 7, 64}) {
@@ -100,12 +51,73 @@ TEST(RmsNorm, AFrozenWeightOrInputGetsNoGradient) {
   EXPECT_FALSE(y.grad().defined());
 }
 
-TEST(SwiGlu, EqualsItsReference) {
-  for (const std::int64_t size : {1, 5, 96}) {
-    compare([](const Tensors& in) { return swiglu(in[0], in[1]); },
-            [](const Tensors& in) { return swiglu_reference(in[0], in[1]); },
-            {random({3, 2, size}) * 4, random({3, 2, size})});
+// Outputs side by side, so that one gradient reaches all.
+Operation norm_linears_of(bool recompute) {
+  return [recompute](const Tensors& in) {
+    return at::cat(norm_linears(in[0], in[1], 1e-5, Tensors(in.begin() + 2, in.end()), recompute), -1);
+  };
+}
+
+TEST(NormLinears, EqualTheirReference) {
+  const Operation reference = [](const Tensors& in) {
+    return at::cat(norm_linears_reference(in[0], in[1], 1e-5, Tensors(in.begin() + 2, in.end())), -1);
+  };
+  for (const std::int64_t size : {2, 7, 64}) {
+    compare(norm_linears_of(false), reference, {random({2, 3, size}), random({size}), random({5, size})});
+    compare(norm_linears_of(true), reference,
+            {random({2, 3, size}), random({size}), random({5, size}), random({1, size}), random({8, size})});
   }
+}
+
+TEST(NormLinears, RecomputingChangesNoBit) {
+  const Tensors inputs{random({3, 11, 96}), random({96}), random({32, 96}), random({13, 96})};
+  for (const Tensors& in : {inputs, rounded(inputs)}) {
+    expect_equal(run(norm_linears_of(true), in), run(norm_linears_of(false), in));
+  }
+}
+
+// Each input alone: it gets the gradient that it gets beside the others, and the others none.
+void expect_frozen_inputs_left_alone(const Operation& operation, const Tensors& inputs) {
+  const Tensors all = run(operation, inputs);
+  for (std::size_t trained = 0; trained < inputs.size(); ++trained) {
+    const Tensors one = run(
+        [&](const Tensors& leaves) {
+          Tensors mixed = inputs;
+          mixed[trained] = leaves[0];
+          const at::Tensor output = operation(mixed);
+          return output;
+        },
+        {inputs[trained]});
+    EXPECT_TRUE(at::equal(one[1], all[trained + 1])) << trained;
+    for (const at::Tensor& input : inputs) EXPECT_FALSE(input.grad().defined());
+  }
+}
+
+TEST(NormLinears, FrozenInputsGetNoGradient) {
+  expect_frozen_inputs_left_alone(norm_linears_of(true), {random({4, 6}), random({6}), random({3, 6}), random({2, 6})});
+}
+
+TEST(SwiGluLinear, EqualsItsReference) {
+  for (const bool recompute : {false, true}) {
+    for (const std::int64_t size : {1, 5, 96}) {
+      compare([&](const Tensors& in) { return swiglu_linear(in[0], in[1], in[2], recompute); },
+              [](const Tensors& in) { return swiglu_linear_reference(in[0], in[1], in[2]); },
+              {random({3, 2, size}) * 4, random({3, 2, size}), random({7, size})});
+    }
+  }
+}
+
+TEST(SwiGluLinear, RecomputingChangesNoBit) {
+  const Tensors inputs{random({3, 11, 96}), random({3, 11, 96}), random({32, 96})};
+  const auto of = [](bool recompute) -> Operation {
+    return [recompute](const Tensors& in) { return swiglu_linear(in[0], in[1], in[2], recompute); };
+  };
+  for (const Tensors& in : {inputs, rounded(inputs)}) expect_equal(run(of(true), in), run(of(false), in));
+}
+
+TEST(SwiGluLinear, FrozenInputsGetNoGradient) {
+  expect_frozen_inputs_left_alone([](const Tensors& in) { return swiglu_linear(in[0], in[1], in[2], true); },
+                                  {random({4, 6}), random({4, 6}), random({3, 6})});
 }
 
 TEST(Attention, EqualsItsReferenceForEveryGrouping) {
@@ -139,48 +151,41 @@ TEST(Attention, NoTokenSeesTheFuture) {
   EXPECT_FALSE(at::equal(before.narrow(1, 5, 4), after.narrow(1, 5, 4)));
 }
 
-TEST(CrossEntropy, EqualsItsReference) {
-  const at::Tensor labels = at::randint(0, 11, {13}, at::kLong);
-  labels.narrow(0, 4, 3).fill_(kMaskedLabel);
-  compare([&](const Tensors& in) { return cross_entropy_sum(in[0], labels); },
-          [&](const Tensors& in) { return cross_entropy_sum_reference(in[0], labels); }, {random({13, 11}) * 5});
-}
-
-TEST(CrossEntropy, SeveralChunksEqualOne) {
-  // 3 x 2^21 elements are two chunks, the second of them half full.
-  const std::int64_t vocabulary = std::int64_t{1} << 21;
-  const at::Tensor labels = at::randint(0, vocabulary, {3}, at::kLong);
-  const Tensors inputs{random({3, vocabulary})};
-  expect_close(run([&](const Tensors& in) { return cross_entropy_sum(in[0], labels); }, inputs),
-               run([&](const Tensors& in) { return cross_entropy_sum_reference(in[0], labels); }, inputs), 1e-5);
-}
-
-TEST(CrossEntropy, UniformLogitsCostTheLogarithmOfTheVocabulary) {
-  const at::Tensor loss = cross_entropy_sum(at::zeros({6, 50}, at::kBFloat16), at::arange(6));
-  EXPECT_EQ(loss.dim(), 0);
-  EXPECT_EQ(loss.scalar_type(), at::kFloat);
-  EXPECT_NEAR(loss.item<float>(), 6 * std::log(50.0), 1e-4);
-}
-
-TEST(CrossEntropy, MaskedRowsCountForNothingWhateverTheyHold) {
-  const at::Tensor labels = at::full({4}, kMaskedLabel, at::kLong);
-  at::Tensor logits = random({4, 7});
-  logits[1].fill_(std::numeric_limits<float>::infinity());
-  logits[2].fill_(std::numeric_limits<float>::quiet_NaN());
-  const Tensors all_masked = run([&](const Tensors& in) { return cross_entropy_sum(in[0], labels); }, {logits});
-  EXPECT_EQ(all_masked[0].item<float>(), 0.0f);
-  EXPECT_EQ(all_masked[1].abs().max().item<float>(), 0.0f);
-}
-
-TEST(CrossEntropy, EmptyAndOneTokenVocabularies) {
-  EXPECT_EQ(cross_entropy_sum(at::empty({0, 5}), at::empty({0}, at::kLong)).item<float>(), 0.0f);
-  EXPECT_EQ(cross_entropy_sum(random({3, 1}), at::zeros({3}, at::kLong)).item<float>(), 0.0f);
-}
-
-TEST(CrossEntropy, ALabelOutsideTheVocabularyThrows) {
-  for (const std::int64_t label : {std::int64_t{5}, std::int64_t{-1}, std::int64_t{-101}}) {
-    EXPECT_ANY_THROW(cross_entropy_sum(random({1, 5}), at::full({1}, label, at::kLong))) << label;
+// Rows of 9 tokens with 2 + 7, 9 and 1 + 1 + 4 + 3.
+TEST(Attention, DocumentsAreWhatTheyAreAlone) {
+  const std::vector<std::int64_t> documents{2, 7, 9, 1, 1, 4, 3};
+  model::Dims dims = model::preset("llama-tiny");
+  const RotaryTables tables = RotaryCache(dims).tables(9, at::kCPU, at::kFloat);
+  for (const std::int64_t kv_heads : {1, 2, 4}) {
+    const Tensors inputs{random({3, 9, 4, 24}), random({3, 9, kv_heads, 24}), random({3, 9, kv_heads, 24})};
+    const Operation packed = [&](const Tensors& in) {
+      return document_attention(in[0], in[1], in[2], tables, documents);
+    };
+    const Operation alone = [&](const Tensors& in) {
+      Tensors parts;
+      std::int64_t first = 0;
+      for (const std::int64_t length : documents) {
+        const auto part = [&](const at::Tensor& x) { return x.flatten(0, 1).narrow(0, first, length).unsqueeze(0); };
+        const RotaryTables start{tables.cos.narrow(0, 0, length), tables.sin.narrow(0, 0, length)};
+        parts.push_back(
+            causal_attention_reference(rotate(part(in[0]), start), rotate(part(in[1]), start), part(in[2])));
+        first += length;
+      }
+      return at::cat(parts, 1).view(in[0].sizes());
+    };
+    expect_close(run(packed, inputs), run(alone, inputs), 3e-6);
   }
+}
+
+TEST(Attention, RowsOfOneDocumentNeedNoLengths) {
+  model::Dims dims = model::preset("llama-tiny");
+  const RotaryTables tables = RotaryCache(dims).tables(20, at::kCPU, at::kFloat);
+  const Tensors inputs{random({2, 5, 4, 24}), random({2, 5, 2, 24}), random({2, 5, 2, 24})};
+  const auto of = [&](const std::vector<std::int64_t>& documents) -> Operation {
+    return
+        [&tables, documents](const Tensors& in) { return document_attention(in[0], in[1], in[2], tables, documents); };
+  };
+  expect_close(run(of({}), inputs), run(of({5, 5}), inputs), 1e-6);
 }
 
 TEST(Rotary, PlainFrequenciesArePowersOfTheta) {
