@@ -36,13 +36,15 @@ struct NormLinears : torch::autograd::Function<NormLinears> {
     const bool normal_wanted = x_wanted || weight_wanted;
     variable_list results(kBeforeMatrices + grads.size());
     at::Tensor normal_grad;
-    for (std::size_t i = 0; i < grads.size(); ++i) {
+    // The last matrix first, each product rounded before it is added: autograd's order for separate operations, so that
+    // bf16 gradients are transformers' to the bit.
+    for (std::size_t i = grads.size(); i-- > 0;) {
       const at::Tensor grad = rows_of(grads[i]);
       const at::Tensor& matrix = saved[kBeforeMatrices + i];
       if (wanted(ctx, 2 + i)) results[kBeforeMatrices + i] = at::mm(grad.t(), normal);
       if (!normal_wanted) continue;
       if (normal_grad.defined()) {
-        normal_grad.addmm_(grad, matrix);
+        normal_grad.add_(at::mm(grad, matrix));
       } else {
         normal_grad = at::mm(grad, matrix);
       }
