@@ -40,6 +40,12 @@ std::int64_t block_activation_bytes(const Dims& dims, const MicroStepShape& shap
   return tokens_of(shape) * (elements * shape.element + statistics * kFp32);
 }
 
+std::int64_t block_working_bytes(const Dims& dims, const MicroStepShape& shape) {
+  check(shape);
+  const std::int64_t elements = 3 * tokens_of(shape) * dims.intermediate_size;
+  return boundary_bytes(dims, shape) + (elements + dims.hidden_size * dims.intermediate_size) * shape.element;
+}
+
 std::int64_t head_activation_bytes(const Dims& dims, const MicroStepShape& shape) {
   check(shape);
   const std::int64_t scale = tokens_of(shape) * kFp32;
@@ -70,14 +76,15 @@ std::int64_t llama_activation_bytes(const Dims& dims, const MicroStepShape& shap
   const std::int64_t rotary_tables =
       2 * std::min(shape.seq_len, dims.max_position_embeddings) * dims.head_size() * shape.element;
   const std::int64_t kept = boundary_bytes(dims, shape) + dims.num_hidden_layers * block_activation_bytes(dims, shape);
-  std::int64_t moment = head_activation_bytes(dims, shape) + head_working_bytes(dims, shape);
+  const std::int64_t head = head_activation_bytes(dims, shape) + head_working_bytes(dims, shape);
+  std::int64_t block = block_working_bytes(dims, shape);
   if (shape.activation_checkpoint == ActivationCheckpoint::full) {
     MicroStepShape again = shape;
     again.activation_checkpoint = ActivationCheckpoint::none;
     // The block's new output takes the place of the old one.
-    moment = std::max(moment, block_activation_bytes(dims, again) - boundary_bytes(dims, shape));
+    block += block_activation_bytes(dims, again) - boundary_bytes(dims, shape);
   }
-  return kept + moment + rotary_tables;
+  return kept + std::max(head, block) + rotary_tables;
 }
 
 }  // namespace fedshard::model

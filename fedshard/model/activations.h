@@ -32,6 +32,10 @@ struct MicroStepShape {
 // With `full`, that is the output alone.
 std::int64_t block_activation_bytes(const Dims& dims, const MicroStepShape& shape);
 
+// What a block's backward takes beyond that where it takes most: the gradient of its output, and in the gated
+// activation three gradients as wide as the feed-forward and that of a matrix.
+std::int64_t block_working_bytes(const Dims& dims, const MicroStepShape& shape);
+
 // Of the head between its forward and its backward: the gradients of the normed hidden states (compute dtype) and of
 // the table (fp32), which its forward computes; the norm's statistics and the loss.
 std::int64_t head_activation_bytes(const Dims& dims, const MicroStepShape& shape);
@@ -46,8 +50,9 @@ std::int64_t head_chunk_rows(const Dims& dims);
 std::int64_t head_working_bytes(const Dims& dims, const MicroStepShape& shape);
 
 // Of one micro-step at its fullest: the embedding's output, what all blocks keep, the rotary tables, which they share,
-// and the larger of two moments: the head computes, or (with `full`) the last block is run again. The micro-batch
-// itself and the memory in which the blocks' operations work are not counted.
+// and the larger of two moments: the head computes, or the last block goes backward (with `full`, after it has been run
+// again). The micro-batch itself, the parameters' gradients once they are handed over, and what a kernel takes for
+// itself are not counted.
 // Throws UsageError where the dims are not valid, RunError where a size is below 1 (a bug of the caller's).
 std::int64_t llama_activation_bytes(const Dims& dims, const MicroStepShape& shape);
 

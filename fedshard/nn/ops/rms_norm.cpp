@@ -38,16 +38,18 @@ at::Tensor rms_norm_output(const at::Tensor& x, const at::Tensor& weight, const 
 //   grad_x = r (g - n mean(g n)),   grad_weight = sum over rows of grad * n.
 RmsNormGradients rms_norm_backward(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight,
                                    const at::Tensor& scale, bool x_wanted, bool weight_wanted) {
-  const at::Tensor normal = x.to(at::kFloat) * scale;
+  at::Tensor normal = x.to(at::kFloat) * scale;
   RmsNormGradients result;
   if (weight_wanted) {
     const at::Tensor products = grad * normal.to(x.scalar_type());
     result.weight = products.reshape({-1, weight.numel()}).sum(0);
   }
   if (x_wanted) {
+    // In place where it can be: these are fp32 and as large as a stage's output.
     at::Tensor wide = (grad * weight).to(at::kFloat);
-    wide = wide - normal * at::mean(wide * normal, -1, /*keepdim=*/true);
-    result.x = (wide * scale).to(x.scalar_type());
+    const at::Tensor mean = at::mean(wide * normal, -1, /*keepdim=*/true);
+    wide.sub_(normal.mul_(mean)).mul_(scale);
+    result.x = wide.to(x.scalar_type());
   }
   return result;
 }
