@@ -46,7 +46,7 @@ std::int64_t head_activation_bytes(const Dims& dims, const MicroStepShape& shape
 std::int64_t head_chunk_rows(const Dims& dims);
 
 // What the head's forward takes beyond head_activation_bytes while it computes: the normed hidden states and one
-// chunk's logits. With masked rows, a copy of a chunk's hidden states besides.
+// chunk's logits. Not counted: where rows are masked, a copy of one chunk's hidden states.
 std::int64_t head_working_bytes(const Dims& dims, const MicroStepShape& shape);
 
 // Of one micro-step at its fullest: the embedding's output, what all blocks keep, the rotary tables, which they share,
