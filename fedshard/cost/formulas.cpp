@@ -30,6 +30,8 @@ Bytes step_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, co
   bytes.gather *= options.schedule.micro_steps;
   bytes.reduce *= options.schedule.micro_steps;
   bytes.replica *= options.schedule.micro_steps;
+  const plan::UpdateRules rules = plan::update_rules(plan, options.updates);
+  bytes.gather += layout.groups() * replicas * plan::update_bytes(plan, rules, shards);
   return bytes;
 }
 

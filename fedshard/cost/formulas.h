@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "fedshard/plan/schedule.h"
+#include "fedshard/plan/updates.h"
 #include "fedshard/topology/layout.h"
 
 namespace fedshard::cost {
@@ -15,6 +16,7 @@ struct TrafficOptions {
   std::int64_t bytes_gather = 2;     // of an element, b_g: the compute dtype's
   std::int64_t bytes_reduce = 4;     // b_r
   std::int64_t bytes_aggregate = 4;  // b_a: master parameters are fp32
+  plan::UpdateOptions updates = {};  // Muon's gathers whole matrices
 };
 
 struct Bytes {
@@ -30,7 +32,8 @@ struct Bytes {
 int gathers_of(const plan::ModelPlan& plan, int unit, bool reshard_after_forward);
 
 // One step of training, all micro-steps: P (F-1) ceil(N_u/F) (kappa_g b_g + b_r) for each unit and micro-step, and
-// 2 P/R ceil(N_u/F) b_r for the replicas.
+// 2 P/R ceil(N_u/F) b_r for the replicas. Muon gathers each unit with matrices of its once more, in fp32:
+// P (F-1) ceil(N_u/F) 4, whatever the number of micro-steps. Throws what plan::update_rules throws.
 Bytes step_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, const TrafficOptions& options);
 
 // The aggregation at the end of a round: 2 (G-1) N b_a between groups, G N b_a inside.

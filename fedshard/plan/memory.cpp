@@ -142,6 +142,7 @@ constexpr struct {
     {"gradient_buffers", "gradients under way"},
     {"activations", "activations"},
     {"communication", "communication"},
+    {"update", "optimizer's buffers"},
     {"exchange", "exchange of a round"},
     {"mean", "mean to evaluate"},
 };
@@ -168,17 +169,19 @@ MemoryTable predict_memory(const ModelPlan& plan, const MemoryOptions& options) 
   base::require(options.groups == 1 || options.federation, "{} groups without a federation", options.groups);
   std::int64_t arena = 0;
   for (const UnitSpec& unit : plan.units) arena += unit.arena_numel(options.shards) * kFp32;
+  const UpdateRules rules = update_rules(plan, options.updates);
   StepWalk walk(plan, options);
   const Schedule step = step_schedule(plan, options.schedule);
   for (int i = 0; i < 2; ++i) walk.run(step);
   return {{
       {MemoryPurpose::parameters, arena},
       {MemoryPurpose::gradients, arena},
-      {MemoryPurpose::moments, options.moments * arena},
+      {MemoryPurpose::moments, moment_bytes(plan, rules, options.shards)},
       {MemoryPurpose::gathered, walk.peak(kGathered)},
       {MemoryPurpose::gradient_buffers, walk.peak(kGradients)},
       {MemoryPurpose::activations, options.activation_bytes},
       {MemoryPurpose::communication, ring_bytes(plan, options)},
+      {MemoryPurpose::update, update_workspace_bytes(plan, rules, options.shards)},
       {MemoryPurpose::exchange, options.federation ? exchange_bytes(plan, options) : 0},
       {MemoryPurpose::mean, options.federation ? arena : 0},
   }};

@@ -9,17 +9,19 @@
 #include <vector>
 
 #include "fedshard/plan/schedule.h"
+#include "fedshard/plan/updates.h"
 
 namespace fedshard::plan {
 
 enum class MemoryPurpose {
   parameters,        // arena of the fp32 shards
   gradients,         // arena of their gradients, fp32
-  moments,           // arenas of the optimizer's state, fp32
+  moments,           // arenas of the optimizer's moments, fp32, of the elements that have them
   gathered,          // units gathered, in the compute dtype
   gradient_buffers,  // gradients on their way to the arena, in the reduce dtype
   activations,       // what the caller says that autograd keeps in a micro-step
   communication,     // what rings receive into while they sum (comm/ring.cpp)
+  update,            // what Muon gathers whole matrices to and computes in (plan/updates.h)
   exchange,          // a round's messages and results (federation/exchange.cpp)
   mean,              // arena of the groups' mean, with which a federation evaluates
 };
@@ -31,7 +33,7 @@ struct MemoryOptions {
   bool federation = false;       // whether there are rounds (of one group, if need be)
   int compute_bytes = 4;         // an element of gathered parameters
   int reduce_bytes = 4;          // an element of gradients while they are summed
-  int moments = 2;               // fp32 numbers that the optimizer keeps a parameter: 2 adamw, 1 momentum, 0 plain sgd
+  UpdateOptions updates = {};    // decides the moments
   std::int64_t activation_bytes = 0;
   ScheduleOptions schedule = {};
 };
@@ -52,7 +54,7 @@ struct MemoryTable {
 
 // Bytes of the rank that needs most. `gathered` and `gradient_buffers` are those of the moment when their sum is
 // largest, from the second step on; buffers that are kept for reuse count where they were used last. Takes milliseconds
-// for any model; no arena or buffer is allocated.
+// for any model; no arena or buffer is allocated. Throws what update_rules throws.
 MemoryTable predict_memory(const ModelPlan& plan, const MemoryOptions& options);
 
 // For people: one line a row, then the total, in aligned columns; each line ends with a newline.

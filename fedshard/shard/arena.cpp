@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+
 #include "fedshard/base/error.h"
 
 namespace fedshard::shard {
@@ -11,13 +13,39 @@ ArenaMap::ArenaMap(const plan::ModelPlan& plan, int shards, int shard) : shards_
     offsets_.push_back(total_);
     shard_numel_.push_back(unit.shard_numel(shards));
     ranges_.push_back(topology::shard_range(unit.numel(), shards, shard));
+    if (ranges_.back().size() > 0) pieces_.push_back({units() - 1, ranges_.back(), total_});
     total_ += unit.arena_numel(shards);
   }
 }
 
+ArenaMap::ArenaMap(const ArenaMap& whole, const std::vector<std::vector<topology::Range>>& kept)
+    : shards_(whole.shards_),
+      shard_(whole.shard_),
+      whole_(false),
+      shard_numel_(whole.shard_numel_),
+      ranges_(whole.ranges_) {
+  base::require(static_cast<int>(kept.size()) == whole.units(), "ranges of {} units for {} units", kept.size(),
+                whole.units());
+  for (int u = 0; u < units(); ++u) {
+    std::int64_t end = ranges_[u].begin;
+    for (const topology::Range& range : kept[u]) {
+      base::require(end <= range.begin && range.begin < range.end && range.end <= ranges_[u].end,
+                    "elements {}..{} of unit {} cannot be kept after {}", range.begin, range.end, u, end);
+      pieces_.push_back({u, range, total_});
+      total_ += range.size();
+      end = range.end;
+    }
+  }
+}
+
+std::int64_t ArenaMap::offset(int unit) const {
+  base::require(whole_, "an arena of parts of units has no place for all of unit {}", unit);
+  return offsets_[unit];
+}
+
 std::int64_t ArenaMap::real_numel() const {
   std::int64_t numel = 0;
-  for (const topology::Range& range : ranges_) numel += range.size();
+  for (const ArenaPiece& piece : pieces_) numel += piece.range.size();
   return numel;
 }
 
@@ -28,10 +56,14 @@ at::Tensor Arena::unit(int unit) const { return flat_.narrow(0, map_->offset(uni
 at::Tensor Arena::real(int unit) const { return flat_.narrow(0, map_->offset(unit), map_->range(unit).size()); }
 
 at::Tensor Arena::slice(int unit, topology::Range range) const {
-  const topology::Range held = map_->range(unit);
-  base::require(held.begin <= range.begin && range.end <= held.end, "elements {}..{} of unit {} are not in {}..{}",
-                range.begin, range.end, unit, held.begin, held.end);
-  return flat_.narrow(0, map_->offset(unit) + range.begin - held.begin, range.size());
+  if (range.size() == 0) return flat_.narrow(0, 0, 0);
+  const auto& pieces = map_->pieces();
+  const auto piece = std::find_if(pieces.begin(), pieces.end(), [&](const ArenaPiece& p) {
+    return p.unit == unit && p.range.begin <= range.begin && range.end <= p.range.end;
+  });
+  base::require(piece != pieces.end(), "elements {}..{} of unit {} do not lie in one piece of this arena", range.begin,
+                range.end, unit);
+  return flat_.narrow(0, piece->offset + range.begin - piece->range.begin, range.size());
 }
 
 }  // namespace fedshard::shard

@@ -13,24 +13,40 @@
 
 namespace fedshard::shard {
 
-// Where each unit's shard lies in an arena of one rank.
+// A run of elements of a unit that lies in an arena.
+struct ArenaPiece {
+  int unit = 0;
+  topology::Range range;    // elements of the unit; never empty
+  std::int64_t offset = 0;  // of the first, in elements of the arena
+  bool operator==(const ArenaPiece&) const = default;
+};
+
+// Where each unit's shard, or parts of it, lie in an arena of one rank.
 class ArenaMap {
  public:
   ArenaMap(const plan::ModelPlan& plan, int shards, int shard);
-  int units() const { return static_cast<int>(offsets_.size()); }
+  // For state that not every element has, as some moments: kept[u] are ascending ranges within whole.range(u). They lie
+  // one after another without gaps. offset(), and an arena's unit() and real(), are refused.
+  ArenaMap(const ArenaMap& whole, const std::vector<std::vector<topology::Range>>& kept);
+  // Everything that lies in the arena, in ascending order of unit and range. In a whole one a unit has at most one.
+  const std::vector<ArenaPiece>& pieces() const { return pieces_; }
+  bool is_whole() const { return whole_; }
+  int units() const { return static_cast<int>(ranges_.size()); }
   std::int64_t numel() const { return total_; }                            // with the gaps
-  std::int64_t offset(int unit) const { return offsets_[unit]; }           // in elements
+  std::int64_t offset(int unit) const;                                     // in elements
   std::int64_t shard_numel(int unit) const { return shard_numel_[unit]; }  // ceil(N_u / F), with padding
   topology::Range range(int unit) const { return ranges_[unit]; }          // elements of the unit, without padding
-  std::int64_t real_numel() const;                                         // over all units, without padding
+  std::int64_t real_numel() const;                                         // over all pieces, without padding
   int shards() const { return shards_; }
   int shard() const { return shard_; }
 
  private:
   int shards_, shard_;
+  bool whole_ = true;
   std::int64_t total_ = 0;
   std::vector<std::int64_t> offsets_, shard_numel_;
   std::vector<topology::Range> ranges_;
+  std::vector<ArenaPiece> pieces_;
 };
 
 // An arena in fp32, zero at first. `map` must outlive it.
@@ -41,7 +57,7 @@ class Arena {
   const at::Tensor& flat() const { return flat_; }  // [map.numel()]
   at::Tensor unit(int unit) const;                  // [shard_numel(unit)], a view
   at::Tensor real(int unit) const;                  // [range(unit).size()], a view without the padding
-  // The elements [range.begin, range.end) of the unit, which this rank must hold; a view.
+  // The elements [range.begin, range.end) of the unit, which must lie in one piece (or be none); a view.
   at::Tensor slice(int unit, topology::Range range) const;
 
  private:

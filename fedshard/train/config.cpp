@@ -50,14 +50,29 @@ std::string nearest(std::string_view name, const std::vector<std::string>& known
 
 std::vector<std::string> names_of_tables() {
   std::vector<std::string> names;
-  for (const auto& table : tables()) names.push_back(table.name);
+  for (const auto& table : tables()) {
+    if (!table.resize) names.push_back(table.name);
+  }
   return names;
+}
+
+// Null where `table` has no array of tables under that name.
+const TableOfKeys* find_array(std::string_view table, std::string_view name) {
+  for (const auto& array : tables()) {
+    if (array.resize && array.name == fmt::format("{}.{}", table, name)) return &array;
+  }
+  return nullptr;
 }
 
 std::vector<std::string> names_of_keys(std::string_view table) {
   std::vector<std::string> names;
   for (const auto& key : keys()) {
     if (key.table == table) names.push_back(key.name);
+  }
+  for (const auto& array : tables()) {
+    if (array.resize && array.name.starts_with(fmt::format("{}.", table))) {
+      names.push_back(array.name.substr(table.size() + 1));
+    }
   }
   return names;
 }
@@ -66,7 +81,7 @@ std::vector<std::string> names_of_keys(std::string_view table) {
 std::vector<std::string> tables_with(std::string_view name) {
   std::vector<std::string> found;
   for (const auto& key : keys()) {
-    if (key.name == name) found.push_back("[" + key.table + "]");
+    if (key.name == name) found.push_back(heading_of(key.table));
   }
   return found;
 }
@@ -83,19 +98,28 @@ void require_table(const std::string& source, std::string_view table) {
   fail<UsageError>("{}: there is no table [{}]; the tables are {}", source, table, fmt::join(known, ", "));
 }
 
+// `table` exists; it may be an array of tables.
 const Key& find_key(const std::string& source, std::string_view table, std::string_view name) {
-  require_table(source, table);
   for (const auto& key : keys()) {
     if (key.table == table && key.name == name) return key;
   }
   const auto known = names_of_keys(table);
   const std::string meant = nearest(name, known);
   const auto owners = tables_with(name);
+  const std::string heading = heading_of(std::string(table));
   if (!owners.empty()) {
-    fail<UsageError>("{}: [{}] has no key '{}'; it belongs to {}", source, table, name, fmt::join(owners, " or "));
+    fail<UsageError>("{}: {} has no key '{}'; it belongs to {}", source, heading, name, fmt::join(owners, " or "));
   }
-  if (!meant.empty()) fail<UsageError>("{}: [{}] has no key '{}'; did you mean '{}'?", source, table, name, meant);
-  fail<UsageError>("{}: [{}] has no key '{}'; its keys are {}", source, table, name, fmt::join(known, ", "));
+  if (!meant.empty()) fail<UsageError>("{}: {} has no key '{}'; did you mean '{}'?", source, heading, name, meant);
+  fail<UsageError>("{}: {} has no key '{}'; its keys are {}", source, heading, name, fmt::join(known, ", "));
+}
+
+// What is usual for the optimizer where the user said nothing.
+void fill_in_momentum(OptimizerConfig& optimizer) {
+  if (optimizer.name == OptimizerName::adamw) return;
+  const bool muon = optimizer.name == OptimizerName::muon;
+  if (!optimizer.momentum) optimizer.momentum = muon ? 0.95 : 0.0;
+  if (!optimizer.nesterov) optimizer.nesterov = muon;
 }
 
 // A config while it is read, and where each key was given.
@@ -117,7 +141,11 @@ class Reader {
       if (!content.is_table())
         fail<UsageError>("{}: '{}' is a table, write [{}]", where(content), table.str(), table.str());
       for (const auto& [name, node] : *content.as_table()) {
-        read(find_key(where(node), table.str(), name.str()), node, where(node));
+        if (const TableOfKeys* array = find_array(table.str(), name.str())) {
+          read_array(*array, node, where);
+        } else {
+          read(find_key(where(node), table.str(), name.str()), node, where(node));
+        }
       }
     }
   }
@@ -129,17 +157,24 @@ class Reader {
     if (equals == std::string::npos || dot == std::string::npos || dot > equals) {
       fail<UsageError>("{}: an override is written table.key=value", source);
     }
-    const Key& key = find_key(source, text.substr(0, dot), text.substr(dot + 1, equals - dot - 1));
-    read_override_value(key, text.substr(equals + 1), source);
+    const std::string table = text.substr(0, dot), name = text.substr(dot + 1, equals - dot - 1);
+    const std::string value = text.substr(equals + 1);
+    require_table(source, table);
+    if (const TableOfKeys* array = find_array(table, name)) {
+      read_override_array(*array, value, source);
+    } else {
+      read_override_value(find_key(source, table, name), value, source);
+    }
   }
 
-  Config finish() const {
+  Config finish() {
     for (const auto& key : keys()) {
       const auto given = given_at_.find(&key);
       if (given == given_at_.end() || key.applies(config_)) continue;
       fail<UsageError>("{}: {} has a meaning only with {}; remove it", given->second, key.full_name(),
                        key.applies_when);
     }
+    fill_in_momentum(config_.optimizer);
     return config_;
   }
 
@@ -147,6 +182,33 @@ class Reader {
   void read(const Key& key, const toml::node& node, const std::string& source) {
     key.read(config_, node, {source, key.full_name()});
     given_at_[&key] = source;
+  }
+
+  // Replaces all tables of the array. `where` says where a node stands.
+  void read_array(const TableOfKeys& array, const toml::node& node,
+                  const std::function<std::string(const toml::node&)>& where) {
+    const std::string name = array.name.substr(array.name.find('.') + 1);
+    const toml::array* list = node.as_array();
+    if (list == nullptr || !(list->empty() || list->is_homogeneous(toml::node_type::table))) {
+      fail<UsageError>("{}: '{}' is a list of tables, write {}", where(node), name, heading_of(array.name));
+    }
+    array.resize(config_, 0);
+    for (const toml::node& element : *list) {
+      array.resize(config_, array.count(config_) + 1);
+      for (const auto& [key, value] : *element.as_table()) {
+        read(find_key(where(value), array.name, key.str()), value, where(value));
+      }
+    }
+  }
+
+  void read_override_array(const TableOfKeys& array, const std::string& value, const std::string& source) {
+    const auto where = [&](const toml::node&) { return source; };
+    try {
+      const toml::table parsed = toml::parse("value = " + value);
+      if (parsed.size() == 1) return read_array(array, *parsed.get("value"), where);
+    } catch (const toml::parse_error&) {
+    }
+    read_array(array, toml::value<std::string>(value), where);  // says what is expected
   }
 
   void read_override_value(const Key& key, const std::string& value, const std::string& source) {
@@ -180,11 +242,14 @@ Config load_config(const std::filesystem::path& path, const std::vector<std::str
 std::string resolved_toml(const Config& config) {
   std::string text = "# The resolved configuration of a run: all keys that have a value, defaults among them.\n";
   for (const auto& table : tables()) {
-    text += fmt::format("\n[{}]\n", table.name);
-    for (const auto& key : keys()) {
-      if (key.table != table.name || !key.applies(config)) continue;
-      const std::string value = key.write(config);
-      if (!value.empty()) text += fmt::format("{} = {}\n", key.name, value);
+    const std::size_t count = table.count ? table.count(config) : 1;
+    for (std::size_t index = 0; index < count; ++index) {
+      text += fmt::format("\n{}\n", heading_of(table.name));
+      for (const auto& key : keys()) {
+        if (key.table != table.name || !key.applies(config)) continue;
+        const std::string value = key.write(config, index);
+        if (!value.empty()) text += fmt::format("{} = {}\n", key.name, value);
+      }
     }
   }
   return text;

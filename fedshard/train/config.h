@@ -10,12 +10,13 @@
 #include <vector>
 
 #include "fedshard/model/dims.h"
+#include "fedshard/plan/updates.h"
 #include "fedshard/topology/layout.h"
 
 namespace fedshard::train {
 
 enum class Dtype { fp32, bf16 };
-enum class OptimizerName { adamw, sgd };
+enum class OptimizerName { adamw, sgd, muon };
 enum class Decay { cosine, linear, none };
 enum class WeightsBy { tokens, uniform };
 enum class BackendChoice { automatic, gloo };  // "auto", "gloo"
@@ -66,18 +67,21 @@ struct OptimizerConfig {
   OptimizerName name = OptimizerName::adamw;
   double lr = 8e-4;
   double weight_decay = 0.1;
-  double beta1 = 0.9;   // adamw
-  double beta2 = 0.95;  // adamw
-  double eps = 1e-8;    // adamw
-  double momentum = 0;  // sgd
+  double beta1 = 0.9;                        // adamw, muon
+  double beta2 = 0.95;                       // adamw, muon
+  double eps = 1e-8;                         // adamw, muon
+  std::optional<double> momentum;            // sgd, muon; load_config fills in what is usual for the name: 0, 0.95
+  std::optional<bool> nesterov;              // sgd, muon; load_config fills in false, true
+  std::vector<plan::ParameterGroup> groups;  // [[optimizer.group]], the first that matches a parameter counts
   bool operator==(const OptimizerConfig&) const = default;
 };
 
 struct LrSchedulerConfig {
   std::int64_t warmup_steps = 0;
   Decay decay = Decay::cosine;
-  std::int64_t decay_steps = 0;  // 0: to the last step
-  double min_lr_factor = 0;      // of optimizer.lr
+  std::int64_t stable_steps = 0;  // at lr, between warm-up and decay
+  std::int64_t decay_steps = 0;   // 0: to the last step
+  double min_lr_factor = 0;       // of optimizer.lr
   bool operator==(const LrSchedulerConfig&) const = default;
 };
 
@@ -142,6 +146,9 @@ Config load_config(const std::filesystem::path& path, const std::vector<std::str
 // not exactly one of preset and hf is given, the preset is unknown or the sizes don't fit together; what
 // model::read_hf_config throws for the file.
 model::Dims dims_of(const ModelConfig& config);
+
+// What the optimizer does with each parameter.
+plan::UpdateOptions update_options(const OptimizerConfig& config);
 
 // Checks what needs no data: that nothing required is missing, that values fit together, that the model exists and
 // `world` ranks can be laid out. Returns that layout. Throws UsageError naming the keys or numbers.

@@ -1,6 +1,7 @@
 // What must hold between keys, and between them and the world.
 #include "fedshard/base/error.h"
 #include "fedshard/model/hf_config.h"
+#include "fedshard/plan/llama_units.h"
 #include "fedshard/train/config.h"
 
 namespace fedshard::train {
@@ -31,11 +32,37 @@ void check_model(const Config& config) {
   }
 }
 
+void check_optimizer(const Config& config) {
+  const OptimizerConfig& o = config.optimizer;
+  if (o.name == OptimizerName::sgd && o.nesterov.value_or(false) && o.momentum.value_or(0) == 0) {
+    fail<UsageError>("[optimizer] nesterov = true needs a momentum that is more than 0");
+  }
+  for (std::size_t g = 0; g < o.groups.size(); ++g) {
+    if (o.groups[g].params.empty()) {
+      fail<UsageError>("[[optimizer.group]] number {} lacks params: which parameters are in it?", g + 1);
+    }
+  }
+  try {
+    plan::update_rules(plan::llama_plan(dims_of(config.model)), update_options(o));
+  } catch (const UsageError& e) {
+    fail<UsageError>("[[optimizer.group]] {}", e.what());
+  }
+}
+
 void check_schedule(const Config& config) {
-  const auto& schedule = config.lr_scheduler;
-  if (schedule.warmup_steps > config.training.steps) {
-    fail<UsageError>("[lr_scheduler] warmup_steps ({}) must not be more than [training] steps ({})",
-                     schedule.warmup_steps, config.training.steps);
+  const auto& s = config.lr_scheduler;
+  const std::int64_t steps = config.training.steps;
+  if (s.warmup_steps > steps) {
+    fail<UsageError>("[lr_scheduler] warmup_steps ({}) must not be more than [training] steps ({})", s.warmup_steps,
+                     steps);
+  }
+  // By differences: the sum of two large numbers may not exist.
+  const std::int64_t after_warmup = steps - s.warmup_steps;
+  if (s.stable_steps > after_warmup || s.decay_steps > after_warmup - s.stable_steps) {
+    fail<UsageError>(
+        "[lr_scheduler] warmup_steps ({}), stable_steps ({}) and decay_steps ({}) must not sum to more "
+        "than [training] steps ({})",
+        s.warmup_steps, s.stable_steps, s.decay_steps, steps);
   }
 }
 
@@ -67,9 +94,28 @@ model::Dims dims_of(const ModelConfig& config) {
   return dims;
 }
 
+plan::UpdateOptions update_options(const OptimizerConfig& config) {
+  plan::UpdateOptions options;
+  switch (config.name) {
+    case OptimizerName::adamw:
+      options.update = plan::Update::adamw;
+      break;
+    case OptimizerName::sgd:
+      options.update = config.momentum.value_or(0) == 0 ? plan::Update::sgd : plan::Update::sgd_momentum;
+      break;
+    case OptimizerName::muon:
+      options.update = plan::Update::muon;
+      break;
+  }
+  options.weight_decay = config.weight_decay;
+  options.groups = config.groups;
+  return options;
+}
+
 topology::Layout validate(const Config& config, int world) {
   check_model(config);
   check_data(config);
+  check_optimizer(config);
   check_schedule(config);
   const auto& p = config.parallelism;
   try {

@@ -26,6 +26,8 @@ train = "text/*.txt"
 - A key or table that does not exist is an error, and so are a wrong type, a value out of range, a key given twice, and a
   key that has no meaning beside the others (`beta1` with `sgd`). All of it is checked before any rank starts.
 - A float may be written as an integer (`lr = 1`), an integer not as a float (`steps = 1e3` is refused).
+- `[[table.key]]` begins one table of a list of them. On the command line the list is given whole:
+  `--set 'optimizer.group=[{params = "*norm*", lr_factor = 0.5}]'`.
 - Relative paths start from the folder that `fedshard` is started in, not from the file's, in the file as on the command
   line.
 - The run folder gets the resolved configuration as `config.toml`: every key that has a value, defaults among
@@ -58,8 +60,8 @@ std::string row(const Key& key) {
 std::string configuration_page() {
   std::string page = introduction;
   for (const auto& table : tables()) {
-    page += fmt::format("\n## [{}]\n\n{}\n\n| key | type | default | meaning |\n|---|---|---|---|\n", table.name,
-                        table.doc);
+    page += fmt::format("\n## {}\n\n{}\n\n| key | type | default | meaning |\n|---|---|---|---|\n",
+                        heading_of(table.name), table.doc);
     for (const auto& key : keys()) {
       if (key.table == table.name) page += row(key);
     }

@@ -19,12 +19,27 @@ std::string allowed_values(const T&, const Range& range) {
   }
 }
 
-// Makes keys of one table from pointers to its struct's members.
+constexpr std::size_t kLast = -1;
+
+// Where a table's struct is in a config. Takes configs that are const or not.
 template <class Table>
+struct MemberAt {
+  MemberAt(Table Config::*m) : member(m) {}
+  auto& operator()(auto& config, std::size_t) const { return config.*member; }
+  Table Config::*member;
+};
+struct ParameterGroupAt {
+  auto& operator()(auto& config, std::size_t index) const {
+    auto& groups = config.optimizer.groups;
+    return index == kLast ? groups.back() : groups.at(index);
+  }
+};
+
+// Makes keys of one table from pointers to its struct's members.
+template <class Table, class At = MemberAt<Table>>
 class Adder {
  public:
-  Adder(std::vector<Key>& keys, std::string table, Table Config::*where)
-      : keys_(keys), table_(std::move(table)), where_(where) {}
+  Adder(std::vector<Key>& keys, std::string table, At at) : keys_(keys), table_(std::move(table)), at_(at) {}
 
   template <class T>
   Adder& key(const char* name, T Table::*member, const Range& range, const char* doc) {
@@ -37,12 +52,20 @@ class Adder {
     key.allowed = allowed_values(fallback, range);
     key.fallback = write_value(fallback);
     key.takes_text = std::is_enum_v<T> || std::is_same_v<T, std::string> || std::is_same_v<T, std::vector<std::string>>;
-    key.read = [where = where_, member, range](Config& config, const toml::node& node, const Place& place) {
-      read_value(node, place, range, config.*where.*member);
+    key.read = [at = at_, member, range](Config& config, const toml::node& node, const Place& place) {
+      read_value(node, place, range, at(config, kLast).*member);
     };
-    key.write = [where = where_, member](const Config& config) { return write_value(config.*where.*member); };
+    key.write = [at = at_, member](const Config& config, std::size_t index) {
+      return write_value(at(config, index).*member);
+    };
     key.applies = [](const Config&) { return true; };
     keys_.push_back(std::move(key));
+    return *this;
+  }
+
+  // How docs name the default of the key just added, where it depends on others.
+  Adder& by_default(const char* fallback) {
+    keys_.back().fallback = fallback;
     return *this;
   }
 
@@ -56,7 +79,7 @@ class Adder {
  private:
   std::vector<Key>& keys_;
   std::string table_;
-  Table Config::*where_;
+  At at_;
 };
 
 constexpr Range any{};
@@ -66,9 +89,12 @@ std::string preset_doc() {
                      fmt::join(model::preset_names(), "`, `"));
 }
 
-bool is_adamw(const Config& c) { return c.optimizer.name == OptimizerName::adamw; }
-bool is_sgd(const Config& c) { return c.optimizer.name == OptimizerName::sgd; }
+bool is_not_sgd(const Config& c) { return c.optimizer.name != OptimizerName::sgd; }
+bool is_not_adamw(const Config& c) { return c.optimizer.name != OptimizerName::adamw; }
 bool decays(const Config& c) { return c.lr_scheduler.decay != Decay::none; }
+constexpr const char* kAdamWOrMuon = "name = \"adamw\" or \"muon\"";
+constexpr const char* kSgdOrMuon = "name = \"sgd\" or \"muon\"";
+constexpr const char* kFalls = "decay = \"cosine\" or \"linear\"";
 
 void add_model(std::vector<Key>& keys) {
   using M = ModelConfig;
@@ -132,27 +158,44 @@ void add_optimizer(std::vector<Key>& keys) {
       .key("name", &O::name, any, "The optimizer of a group.")
       .key("lr", &O::lr, at_least(0), "Learning rate at its peak.")
       .key("weight_decay", &O::weight_decay, at_least(0),
-           "Decoupled from the gradient under AdamW; on matrices only, not on norms and other vectors.")
+           "Decoupled from the gradient under AdamW and Muon; on matrices only, not on norms and other vectors.")
       .key("beta1", &O::beta1, from_below(0, 1), "Decay of the first moment.")
-      .only_when("name = \"adamw\"", is_adamw)
+      .only_when(kAdamWOrMuon, is_not_sgd)
       .key("beta2", &O::beta2, from_below(0, 1), "Decay of the second moment.")
-      .only_when("name = \"adamw\"", is_adamw)
+      .only_when(kAdamWOrMuon, is_not_sgd)
       .key("eps", &O::eps, at_least(0), "Added to the root of the second moment.")
-      .only_when("name = \"adamw\"", is_adamw)
+      .only_when(kAdamWOrMuon, is_not_sgd)
       .key("momentum", &O::momentum, from_below(0, 1), "Momentum; 0 is plain gradient descent.")
-      .only_when("name = \"sgd\"", is_sgd);
+      .by_default("0.0 (sgd), 0.95 (muon)")
+      .only_when(kSgdOrMuon, is_not_adamw)
+      .key("nesterov", &O::nesterov, any, "Nesterov's momentum; with `sgd` it needs a momentum that is more than 0.")
+      .by_default("false (sgd), true (muon)")
+      .only_when(kSgdOrMuon, is_not_adamw);
+  using G = plan::ParameterGroup;
+  Adder<G, ParameterGroupAt>(keys, "optimizer.group", {})
+      .key(
+          "params", &G::params, not_empty,
+          "Names of parameters (`model.layers.0.mlp.up_proj.weight`), or patterns with `*`, `?` and `[...]`; `*` takes "
+          "dots too. Each must match some parameter. Required.")
+      .key("lr_factor", &G::lr_factor, at_least(0), "Part of the learning rate that these parameters get.")
+      .key("weight_decay", &G::weight_decay, at_least(0),
+           "Of all these parameters, also of norms and other vectors. Without it `optimizer.weight_decay` holds, on "
+           "matrices only.");
 }
 
 void add_lr_scheduler(std::vector<Key>& keys) {
   using L = LrSchedulerConfig;
   Adder<L>(keys, "lr_scheduler", &Config::lr_scheduler)
       .key("warmup_steps", &L::warmup_steps, at_least(0), "Steps over which the learning rate rises linearly to `lr`.")
-      .key("decay", &L::decay, any, "Shape of the fall from `lr` after the warm-up.")
+      .key("decay", &L::decay, any, "Shape of the fall from `lr`.")
+      .key("stable_steps", &L::stable_steps, at_least(0),
+           "Steps at `lr` between the warm-up and the fall (warm-up, stable, decay).")
+      .only_when(kFalls, decays)
       .key("decay_steps", &L::decay_steps, at_least(0),
-           "Steps that the fall takes, counted from the end of the warm-up; 0: to the last step.")
-      .only_when("decay = \"cosine\" or \"linear\"", decays)
+           "Steps that the fall takes, counted from the end of the stable steps; 0: to the last step.")
+      .only_when(kFalls, decays)
       .key("min_lr_factor", &L::min_lr_factor, between(0, 1), "Where the fall ends, as a part of `lr`.")
-      .only_when("decay = \"cosine\" or \"linear\"", decays);
+      .only_when(kFalls, decays);
 }
 
 void add_parallelism(std::vector<Key>& keys) {
@@ -216,12 +259,24 @@ std::vector<Key> all_keys() {
 
 }  // namespace
 
+std::string heading_of(const std::string& table) {
+  return table.find('.') == std::string::npos ? "[" + table + "]" : "[[" + table + "]]";
+}
+
 const std::vector<TableOfKeys>& tables() {
   static const std::vector<TableOfKeys> tables = {
       {"model", "What is trained: a preset or a Hugging Face folder, and the keys of its config that differ."},
       {"data", "What it is trained and evaluated on."},
       {"training", "Numbers, sizes and length of the run."},
-      {"optimizer", "The update that every group makes by itself."},
+      {"optimizer",
+       "The update that every group makes by itself. `muon` orthogonalises the momentum of the blocks' matrices; "
+       "embedding, head and all vectors get AdamW's update, with the same `lr`."},
+      {"optimizer.group",
+       "Parameters with a learning rate or weight decay of their own, as many tables as you like: the first that "
+       "matches a parameter counts. The others have `optimizer.weight_decay` if they are matrices, and none if they "
+       "are norms or other vectors.",
+       [](const Config& config) { return config.optimizer.groups.size(); },
+       [](Config& config, std::size_t count) { config.optimizer.groups.resize(count); }},
       {"lr_scheduler", "The learning rate over the run."},
       {"parallelism",
        "How the ranks are split into groups, replicas and shards. The strategy's name (ddp, fsdp, hsdp, "

@@ -47,8 +47,8 @@ struct Choices<Dtype> {
 };
 template <>
 struct Choices<OptimizerName> {
-  static constexpr std::array<std::pair<const char*, OptimizerName>, 2> all{
-      {{"adamw", OptimizerName::adamw}, {"sgd", OptimizerName::sgd}}};
+  static constexpr std::array<std::pair<const char*, OptimizerName>, 3> all{
+      {{"adamw", OptimizerName::adamw}, {"sgd", OptimizerName::sgd}, {"muon", OptimizerName::muon}}};
 };
 template <>
 struct Choices<Decay> {

@@ -16,11 +16,6 @@ namespace {
 
 int bytes_of(at::ScalarType dtype) { return static_cast<int>(c10::elementSize(dtype)); }
 
-int moments_of(const OptimizerConfig& optimizer) {
-  if (optimizer.name == OptimizerName::adamw) return 2;
-  return optimizer.momentum != 0 ? 1 : 0;
-}
-
 std::string traffic_line(const char* what, const cost::Bytes& bytes, int world) {
   const auto human = [](std::int64_t count) { return base::human(base::Bytes{count}); };
   return fmt::format(
@@ -49,7 +44,7 @@ plan::MemoryTable forecast_memory(const Config& config, const topology::Layout& 
   options.federation = layout.groups() > 1;
   options.compute_bytes = bytes_of(engine.dtypes.compute);
   options.reduce_bytes = bytes_of(engine.dtypes.reduce);
-  options.moments = moments_of(config.optimizer);
+  options.updates = update_options(config.optimizer);
   options.activation_bytes = model::llama_activation_bytes(
       dims, {config.training.local_batch_size, config.training.seq_len, options.compute_bytes});
   options.schedule = engine.schedule;
@@ -60,7 +55,7 @@ std::string forecast_traffic(const Config& config, const topology::Layout& layou
   const plan::ModelPlan plan = plan::llama_plan(dims_of(config.model));
   const shard::EngineOptions engine = engine_options(config);
   const cost::TrafficOptions options{engine.schedule, bytes_of(engine.dtypes.compute), bytes_of(engine.dtypes.reduce),
-                                     4};
+                                     4, update_options(config.optimizer)};
   const cost::Bytes step = cost::step_bytes(plan, layout, options);
   const cost::Bytes round = cost::round_bytes(plan, layout, options);
   const std::int64_t rounds = layout.groups() > 1 ? config.training.steps / config.federation.every : 0;

@@ -21,13 +21,12 @@ shard::EngineOptions engine_options(const Config& config) {
 optim::OptimizerOptions optimizer_options(const Config& config) {
   const OptimizerConfig& o = config.optimizer;
   optim::OptimizerOptions options;
-  options.name =
-      o.name == OptimizerName::sgd ? optim::OptimizerOptions::Name::sgd : optim::OptimizerOptions::Name::adamw;
+  options.updates = update_options(o);
   options.beta1 = o.beta1;
   options.beta2 = o.beta2;
   options.eps = o.eps;
-  options.momentum = o.momentum;
-  options.weight_decay = o.weight_decay;
+  options.momentum = o.momentum.value_or(0);
+  options.nesterov = o.nesterov.value_or(false);
   return options;
 }
 
@@ -39,7 +38,8 @@ optim::LrSchedule lr_schedule(const Config& config) {
   schedule.decay = s.decay == Decay::cosine   ? optim::LrSchedule::Decay::cosine
                    : s.decay == Decay::linear ? optim::LrSchedule::Decay::linear
                                               : optim::LrSchedule::Decay::none;
-  schedule.decay_steps = s.decay_steps > 0 ? s.decay_steps : config.training.steps - s.warmup_steps;
+  schedule.stable_steps = s.stable_steps;
+  schedule.decay_steps = s.decay_steps > 0 ? s.decay_steps : config.training.steps - s.warmup_steps - s.stable_steps;
   schedule.min_lr_factor = s.min_lr_factor;
   return schedule;
 }

@@ -16,7 +16,7 @@ Trainer::Trainer(const RankContext& context)
       model_(nn::make_llama(context.inputs.dims)),
       engine_(model_, context.layout.group(at_.group).shards, at_.shard, context.axes, engine_options(context.config),
               registry_),
-      optimizer_(optim::make_optimizer(optimizer_options(context.config), engine_, registry_)),
+      optimizer_(optim::make_optimizer(optimizer_options(context.config), engine_, context.axes, registry_)),
       lr_schedule_(lr_schedule(context.config)),
       federation_(context.layout, context.rank, weight_policy(context.config), engine_, context.axes,
                   context.coordinator),

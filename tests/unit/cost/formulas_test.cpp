@@ -40,6 +40,23 @@ TEST(Formulas, AStepOfFsdpHsdpAndDdp) {
   EXPECT_EQ(hsdp.replica, 16 * 1440);  // hsdp_16_4
 }
 
+// Every block of every replica is gathered once more, in fp32, however many micro-steps there are.
+TEST(Formulas, MuonGathersBlocksOnceMore) {
+  const plan::ModelPlan plan = plan::llama_plan(model::preset("llama-tiny"));
+  const Layout layout = Layout::make(24, {.groups = 2, .shard_degree = 3, .replicate_degree = 4});
+  std::int64_t shards_of_blocks = 0;
+  for (std::size_t u = 1; u + 1 < plan.units.size(); ++u) shards_of_blocks += (plan.units[u].numel() + 2) / 3;
+  for (const int micro_steps : {1, 5}) {
+    TrafficOptions options{{micro_steps, true, 1}, 2, 2, 2};
+    const Bytes adamw = step_bytes(plan, layout, options);
+    options.updates.update = plan::Update::muon;
+    const Bytes muon = step_bytes(plan, layout, options);
+    EXPECT_EQ(muon.gather - adamw.gather, 24 * 2 * shards_of_blocks * 4);
+    EXPECT_EQ(muon.reduce, adamw.reduce);
+    EXPECT_EQ(muon.replica, adamw.replica);
+  }
+}
+
 TEST(Formulas, ARoundBetweenAndInsideGroups) {
   const TrafficOptions options{{1, true, 1}, 2, 2, 2};
   const plan::ModelPlan plan = three_units();

@@ -41,6 +41,26 @@ TEST(LrSchedule, IsTheClosedFormAtEveryStep) {
   }
 }
 
+// The full rate from the end of the warm-up to the first step of the decay, then the decay that would have come at
+// once.
+TEST(LrSchedule, StableStepsComeBetweenWarmUpAndDecay) {
+  for (const std::int64_t warmup : {0, 1, 5}) {
+    for (const std::int64_t stable : {1, 2, 9}) {
+      for (const Decay decay : {Decay::none, Decay::linear, Decay::cosine}) {
+        for (const std::int64_t decay_steps : {0, 1, 7}) {
+          const LrSchedule at_once{kLr, warmup, decay, decay_steps, 0.1};
+          const LrSchedule schedule{kLr, warmup, decay, decay_steps, 0.1, stable};
+          for (std::int64_t step = 1; step <= warmup; ++step) ASSERT_EQ(schedule.at(step), at_once.at(step));
+          for (std::int64_t step = warmup + 1; step <= warmup + stable + 1; ++step) ASSERT_EQ(schedule.at(step), kLr);
+          for (std::int64_t step = warmup + 1; step <= warmup + 30; ++step) {
+            ASSERT_EQ(schedule.at(step + stable), at_once.at(step)) << "step " << step;
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(LrSchedule, WithoutWarmUpBeginsWithTheFullRate) {
   for (const Decay decay : {Decay::none, Decay::linear, Decay::cosine}) {
     EXPECT_EQ((LrSchedule{kLr, 0, decay, 10, 0}.at(1)), kLr);

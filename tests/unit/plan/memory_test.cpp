@@ -35,7 +35,7 @@ TEST(Memory, OneRankByHand) {
   // Most is allocated while the head computes its backward: the head's own 30 * 2 and 30 * 4 bytes; and, left from the
   // step before, one gathered block and two blocks' gradients.
   EXPECT_EQ(bytes_of(table),
-            (std::vector<std::int64_t>{kArena, kArena, 2 * kArena, 60 + 20, 120 + 2 * 40, 1000, 0, 0, 0}));
+            (std::vector<std::int64_t>{kArena, kArena, 2 * kArena, 60 + 20, 120 + 2 * 40, 1000, 0, 0, 0, 0}));
   EXPECT_EQ(table.total(), 4 * kArena + 80 + 200 + 1000);
 }
 
@@ -62,8 +62,10 @@ TEST(Memory, WithoutReshardingEveryUnitStaysGathered) {
 
 TEST(Memory, MomentsAndCommunicationFollowTheOptions) {
   const ModelPlan plan = plan_of({7, 33});
-  for (const int moments : {0, 1, 2}) {
-    const MemoryTable table = predict_memory(plan, {.shards = 2, .replicas = 3, .reduce_bytes = 2, .moments = moments});
+  for (const Update update : {Update::sgd, Update::sgd_momentum, Update::adamw}) {
+    const int moments = moments_of(update);
+    const MemoryTable table =
+        predict_memory(plan, {.shards = 2, .replicas = 3, .reduce_bytes = 2, .updates = {.update = update}});
     EXPECT_EQ(table.bytes(MemoryPurpose::parameters), (16 + 32) * 4);
     EXPECT_EQ(table.bytes(MemoryPurpose::moments), moments * (16 + 32) * 4);
     // The larger unit's shard of 17 elements between shards, and a third of it between replicas.
@@ -117,7 +119,8 @@ TEST(Memory, NamesAreKeys) {
   std::string names;
   for (const MemoryRow& row : predict_memory(plan_of({1, 1}), {}).rows)
     names += std::string(name_of(row.purpose)) + " ";
-  EXPECT_EQ(names, "parameters gradients moments gathered gradient_buffers activations communication exchange mean ");
+  EXPECT_EQ(names,
+            "parameters gradients moments gathered gradient_buffers activations communication update exchange mean ");
 }
 
 TEST(Memory, RefusesImpossibleOptions) {
