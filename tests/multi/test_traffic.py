@@ -5,6 +5,7 @@ element gathered or reduced. A ring of n that moves chunks of s elements sends n
 ranks:
   gather     P (F - 1) s_u b_g for each gather of a unit: two a micro-step, one for first and last unit, and one for all
              where units stay gathered; in a pass of evaluation one
+             With Muon, 4 P (F - 1) s_u more a step for each block, whose matrices its update needs whole
   reduce     P (F - 1) s_u b_r a micro-step
   replica    G F 2 (R - 1) s_u b_r a micro-step
   aggregate  a round: 2 (G - 1) N 4 between groups, and G (R - 1) N 4 inside them, where replicas share their slices
@@ -55,13 +56,14 @@ class Forecast:
     def inside(self):
         return self.groups * (self.replicas - 1) * self.numel * 4
 
-    def bytes(self, micro_steps, rounds=0, eval_passes=0, means=0):
+    def bytes(self, micro_steps, rounds=0, eval_passes=0, means=0, muon_steps=0):
         once = self.moved(lambda times: 1)
         training = self.moved(lambda times: times if self.reshard else 1)
         shard_elements = sum(math.ceil(numel / self.shards) for numel, _ in self.units)
         ring = 2 * (self.replicas - 1) * shard_elements * self.groups * self.shards
         a_mean = self.between() + (self.inside() if self.groups > 1 else 0)
-        return {"gather": (micro_steps * training + eval_passes * once) * self.b_g,
+        blocks = self.moved(lambda times: 1 if times == 2 else 0)
+        return {"gather": (micro_steps * training + eval_passes * once) * self.b_g + muon_steps * blocks * 4,
                 "reduce": micro_steps * once * self.b_r,
                 "replica": micro_steps * ring * self.b_r,
                 "aggregate": rounds * a_mean,
@@ -83,6 +85,8 @@ RUNS = {
     "fsdp bf16, micro-steps": ((1, 1, 3), {"training": {"dtype": "bf16", "gradient_accumulation_steps": 3}}),
     "fsdp, kept gathered": ((1, 1, 2), {"parallelism": {"fsdp_reshard_after_forward": False}}),
     "fsdp, tied": ((1, 1, 3), {"model": {"tie_word_embeddings": True}}),
+    "fsdp, muon": ((1, 1, 3), {"training": {"gradient_accumulation_steps": 2},
+                               "optimizer": {"name": "muon", "lr": 1e-3}}),
     "hsdp": ((1, 2, 2), {"training": {"dtype": "bf16", "reduce_dtype": "bf16"}}),
     "fl+ddp": ((2, 2, 1), {}),
     "fl+fsdp": ((2, 1, 3), {}),
@@ -98,7 +102,8 @@ def test_bytes_equal_closed_forms(name, program):
     reshard = tables.get("parallelism", {}).get("fsdp_reshard_after_forward", True)
     tied = tables.get("model", {}).get("tie_word_embeddings", False)
     run = program.train(ranks, model={"hf": None, "preset": "llama-tiny", **MODEL, "tie_word_embeddings": tied},
-                        training=training, federation={"every": 3}, validation={"interval": 3},
+                        training=training, optimizer=tables.get("optimizer", {}), federation={"every": 3},
+                        validation={"interval": 3},
                         parallelism={"groups": groups, "data_parallel_shard_degree": shards,
                                      "data_parallel_replicate_degree": replicas, **tables.get("parallelism", {})})
     units = unit_sizes(tied=tied)
@@ -115,7 +120,8 @@ def test_bytes_equal_closed_forms(name, program):
                          for i in (1, 2) if federated]
     last = run.traffic()
     assert last["step"] == 7
-    assert by_purpose(last) == forecast.bytes(7 * micro_steps, 2 * federated, 3 * passes, 1 * federated)
+    muon_steps = 7 if tables.get("optimizer", {}).get("name") == "muon" else 0
+    assert by_purpose(last) == forecast.bytes(7 * micro_steps, 2 * federated, 3 * passes, 1 * federated, muon_steps)
 
     # Between groups go the parts that are averaged, and a few numbers at rounds and evaluations.
     averaged = 3 * forecast.between() if federated else 0

@@ -19,8 +19,8 @@ PROBE = ROOT / os.environ.get("FEDSHARD_BUILD", "build/release") / "tests" / "op
 
 STEPS = 50
 # By unit; Muon is meant for the matrices of those between the first and the last.
-SHAPES = {"a/embedding": (31, 8), "a/gain": (1,), "b/gate": (13, 7), "b/norm": (8,), "b/wide": (5, 64), "b/square": (2, 2),
-          "c/cube": (3, 2, 5), "c/tall": (50, 3), "c/one": (1, 1), "d/head": (9, 4), "d/norm": (11,)}
+SHAPES = {"a/embedding": (31, 8), "a/gain": (1,), "b/gate": (13, 7), "b/norm": (8,), "b/wide": (5, 64),
+          "b/square": (2, 2), "c/cube": (3, 2, 5), "c/tall": (50, 3), "c/one": (1, 1), "d/head": (9, 4), "d/norm": (11,)}
 MUON = {"b/gate", "b/wide", "b/square", "c/tall", "c/one"}
 # (pattern, part of the learning rate, weight decay), the first that matches counts.
 GROUPS = [("b/*", 0.5, None), ("[ac]/*", 2.0, 0.25), ("d/norm", 1.0, 0.125)]
