@@ -189,34 +189,63 @@ unpack_libraries() {
   find "$deps/lib/$multiarch" -name '*.so*' -exec ln -sfn -t "$deps/usr/lib/$multiarch" {} + 2>/dev/null || true
 }
 
-# A whole compiler below .deps/toolchain, which is its own sysroot: it needs the C library's files for linking even
-# where the same library runs the system, so these are fetched in any case. Programs that it links run on the system's.
-unpack_toolchain() {
-  local tc="$deps/toolchain" tool file c_library options closure
-  apt_lists
-  closure=$(apt_closure g++)
-  apt_unpack "$tc" $closure libc6 libgcc-s1 libstdc++6
-  mkdir -p "$tc/runtime" "$deps/bin" "$deps/usr/lib/$multiarch"
-  # The compiler's own libraries, kept apart from the C library: a loader and a C library of two builds do not mix.
-  c_library=$(dpkg-deb --fsys-tarfile "$deps"/apt/debs/libc6_*.deb | tar -t)
+# Libraries that unpacked tools run on, in a folder of their own apart from the C library: a loader and a C library of
+# two builds do not mix.
+link_tool_libraries() {
+  local tc="$deps/toolchain" c_library file
+  c_library=$(for file in "$deps"/apt/debs/libc6_*.deb; do [[ ! -e $file ]] || dpkg-deb --fsys-tarfile "$file" | tar -t; done)
+  mkdir -p "$tc/runtime"
   for file in "$tc/usr/lib/$multiarch"/lib*.so*; do
     if [[ $c_library != *"/${file##*/}"* && $(head -c 4 "$file") == $'\x7fELF' ]]; then ln -sfn "$file" "$tc/runtime/"; fi
   done
+}
+
+write_tool() { # NAME OPTIONS: a wrapper in .deps/bin that tells an unpacked tool where its libraries and helpers are
+  local tc="$deps/toolchain"
+  mkdir -p "$deps/bin"
+  cat >"$deps/bin/$1" <<WRAPPER
+#!/bin/sh
+LD_LIBRARY_PATH="$tc/runtime\${LD_LIBRARY_PATH:+:\$LD_LIBRARY_PATH}" PATH="$tc/usr/bin:\$PATH"
+export LD_LIBRARY_PATH PATH
+exec "$tc/usr/bin/$1" $2 "\$@"
+WRAPPER
+  chmod +x "$deps/bin/$1"
+}
+
+# A whole compiler below .deps/toolchain, which is its own sysroot: it needs the C library's files for linking even
+# where the same library runs the system, so these are fetched in any case. Programs that it links run on the system's.
+unpack_toolchain() {
+  local tc="$deps/toolchain" tool file options closure
+  apt_lists
+  closure=$(apt_closure g++)
+  apt_unpack "$tc" $closure libc6 libgcc-s1 libstdc++6
+  link_tool_libraries
+  mkdir -p "$deps/usr/lib/$multiarch"
   for file in "$tc/usr/lib/$multiarch"/lib{asan,tsan,ubsan}.so.*; do ln -sfn "$file" "$deps/usr/lib/$multiarch/"; done
   for tool in gcc g++ ar ranlib nm ld strip objcopy objdump readelf addr2line; do
     options=
     [[ $tool != g* ]] || options="--sysroot='$tc' -Wl,-rpath-link,/usr/lib/$multiarch:/lib/$multiarch"
-    cat >"$deps/bin/$tool" <<WRAPPER
-#!/bin/sh
-# An unpacked tool, told where its headers, libraries and helpers are.
-LD_LIBRARY_PATH="$tc/runtime\${LD_LIBRARY_PATH:+:\$LD_LIBRARY_PATH}" PATH="$tc/usr/bin:\$PATH"
-export LD_LIBRARY_PATH PATH
-exec "$tc/usr/bin/$tool" $options "\$@"
-WRAPPER
-    chmod +x "$deps/bin/$tool"
+    write_tool "$tool" "$options"
   done
   works_as_compiler "$deps/bin/g++"
 }
+
+# Clang for the fuzzers, beside our own g++ and on its headers, or on those of the system's.
+unpack_clang() {
+  local tc="$deps/toolchain" closure options=
+  apt_lists
+  closure=$(apt_closure clang libclang-rt-dev)
+  apt_unpack "$tc" $closure libc6
+  link_tool_libraries
+  if [[ -x $deps/bin/g++ ]]; then
+    options="--sysroot='$tc' --gcc-toolchain='$tc/usr' -Wl,-rpath-link,/usr/lib/$multiarch:/lib/$multiarch"
+  fi
+  write_tool clang "$options"
+  write_tool clang++ "$options"
+  [[ -n $(PATH="$deps/bin:$PATH" fuzz_compiler) ]]
+}
+
+needs_clang() { [[ $mode == test-all && -z $(PATH="$deps/bin:$PATH" fuzz_compiler) ]]; } # for the fuzzers alone
 
 install_as() { # PRIVILEGE
   local wanted=() line
@@ -226,8 +255,7 @@ install_as() { # PRIVILEGE
   [[ -n $ninja ]] || wanted+=(ninja-build)
   [[ -n $python ]] || wanted+=(python3)
   [[ -n $pip_ready ]] || wanted+=(python3-venv)
-  # For the fuzzers alone. Without root it is not unpacked; scripts/fuzz.sh then says what is missing.
-  [[ $mode != test-all || -n $(fuzz_compiler) ]] || wanted+=(clang libclang-rt-dev)
+  ! needs_clang || wanted+=(clang libclang-rt-dev)
   ((${#wanted[@]})) || return 0
   step "apt-get install ${wanted[*]}" install_packages "$1" "${wanted[@]}"
 }
@@ -238,10 +266,12 @@ unpack_without_root() {
   [[ -n $pip_ready ]] || alone+=(python3-pip-whl)
   what=("${missing[@]%% *}" "${alone[@]}")
   [[ -n $compiler ]] || what+=("a C++20 compiler")
+  ! needs_clang || what+=("Clang with libFuzzer")
   ((${#what[@]})) || return 0
   have_apt || die "missing, and no apt-get here to bring them: $(printf '%s, ' "${what[@]}")\
 load or install them (modules, Spack, conda) and name their folders in CMAKE_PREFIX_PATH; see docs/install.md"
   [[ -n $compiler ]] || step "unpack a compiler into .deps/toolchain (no root)" unpack_toolchain
+  ! needs_clang || step "unpack Clang into .deps/toolchain (no root)" unpack_clang
   if ((${#missing[@]} + ${#alone[@]})); then
     step "unpack $(printf '%s ' "${missing[@]##* }" "${alone[@]}")into .deps (no root)" unpack_libraries "${alone[@]}"
   fi

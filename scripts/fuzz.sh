@@ -10,7 +10,7 @@ seconds=${1:-60}
 [[ $seconds =~ ^[1-9][0-9]*$ ]] || die "usage: scripts/fuzz.sh [SECONDS], not '$seconds'"
 export CXX
 CXX=$(fuzz_compiler)
-[[ -n $CXX ]] || die "no Clang with libFuzzer here: install clang and libclang-rt-dev (as root, scripts/bootstrap.sh test-all does)"
+[[ -n $CXX ]] || die "no Clang with libFuzzer here: run scripts/bootstrap.sh test-all, or install clang and libclang-rt-dev"
 "$root/scripts/build.sh" fuzz fuzzers
 
 build="$root/build/fuzz"

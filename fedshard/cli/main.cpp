@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <functional>
@@ -87,6 +88,14 @@ std::string complaint(const CLI::App& app, const CLI::ParseError& error) {
          names;
 }
 
+// A full disk shows only when the last buffer is written; what a caller reads would be cut short without a word.
+int check_output(int status) {
+  const bool written = std::cout.flush().good() && std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
+  if (written || status != 0) return status;
+  std::cerr << "fedshard: standard output could not be written whole: is the disk full, or the reader gone?\n";
+  return static_cast<int>(fedshard::base::ExitStatus::failed);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -103,17 +112,20 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& e) {
-    return app.exit(e);
+    return check_output(app.exit(e));
   } catch (const CLI::ParseError& e) {
     std::cerr << "fedshard: " << complaint(app, e) << " (fedshard --help says what there is)\n";
     return static_cast<int>(fedshard::base::ExitStatus::usage);
   }
   try {
-    if (app.got_subcommand("train")) return fedshard::cli::train(train);
+    if (app.got_subcommand("train")) {
+      const int status = fedshard::cli::train(train);
+      return train.dry_run ? check_output(status) : status;  // what a run leaves is in its folder, not there
+    }
     const CLI::App* data = app.get_subcommand("data");
-    if (data->got_subcommand("prepare")) return fedshard::cli::data_prepare(prepare);
-    if (data->got_subcommand("inspect")) return fedshard::cli::data_inspect(inspect);
-    return fedshard::cli::data_encode(encode);
+    if (data->got_subcommand("prepare")) return check_output(fedshard::cli::data_prepare(prepare));
+    if (data->got_subcommand("inspect")) return check_output(fedshard::cli::data_inspect(inspect));
+    return check_output(fedshard::cli::data_encode(encode));
   } catch (const fedshard::base::Error& e) {
     std::cerr << "fedshard: " << e.what() << "\n";
     return static_cast<int>(e.status());

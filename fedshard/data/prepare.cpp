@@ -171,7 +171,13 @@ std::vector<std::filesystem::path> resolve_data(const std::vector<std::string>& 
   const auto sources = expand_globs(patterns);
   std::error_code error;
   std::filesystem::create_directories(cache, error);
-  if (error) base::fail<base::RunError>("{}: cannot make the folder: {}", cache.string(), error.message());
+  if (error || ::access(cache.c_str(), W_OK) != 0) {
+    base::fail<base::RunError>(
+        "{}: the folder for prepared text and for marks of verified token files cannot be {}: {}; set XDG_CACHE_HOME "
+        "to "
+        "a folder that can be written",
+        cache.string(), error ? "made" : "written", error ? error.message() : std::strerror(errno));
+  }
   const FolderLock lock(cache);
   std::vector<std::filesystem::path> files;
   for (const auto& source : sources) {

@@ -238,7 +238,7 @@ void add_validation_and_metrics(std::vector<Key>& keys) {
       .key("folder", &M::folder, any,
            "The run folder; without it, `runs/` and the name of the config file. A folder that holds a run already is "
            "refused.")
-      .key("interval", &M::interval, at_least(1), "Steps between `step` records and lines of progress.")
+      .key("interval", &M::interval, at_least(1), "Steps between `step` records; the last step has one.")
       .key("progress", &M::progress, any, "Show progress on standard error.")
       .key("trace", &M::trace, any,
            "Write what each rank did when, as Chrome trace events, to `ranks/` in the run folder.");

@@ -134,7 +134,9 @@ class Run:
             for setting in (f"metrics.folder={self.folder}", *settings):
                 command += ["--set", setting]
         with open(self._error_file, "wb") as error:
+            # A shell makes its background jobs ignore SIGINT, and they pass that on: the tests may be one.
             self.process = subprocess.Popen([str(part) for part in command], stdin=subprocess.DEVNULL,
+                                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
                                             stdout=subprocess.DEVNULL, stderr=error, start_new_session=True, cwd=folder,
                                             env={**(environment() if env is None else env), MARK: self.mark})
 

@@ -73,6 +73,25 @@ def test_config_file(workplace, tmp_path, name):
         assert answer.startswith(f"bad.toml:{line}:")
 
 
+@pytest.mark.parametrize("command", (["--help"], ["train", "{run}", "--dry-run"], ["data", "encode", "{text}"]),
+                         ids=lambda command: command[-1].strip("-{}"))
+def test_output_to_a_full_disk(files, command):
+    filled = [part.format(run=files / "run.toml", text=files / "train.txt") for part in command]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([PROGRAM, *filled], stdout=full, stderr=subprocess.PIPE, text=True, env=environment())
+    assert done.returncode == 1
+    assert "standard output" in done.stderr or "No space left" in done.stderr, done.stderr
+
+
+def test_cache_where_nobody_writes(files, tmp_path):
+    """A token file needs no preparing, but the mark that it is verified has a place there."""
+    env = environment() | {"XDG_CACHE_HOME": "/proc/nowhere"}
+    done = subprocess.run([PROGRAM, "train", files / "run.toml", "--set", f"data.train={files / 'right.tokens'}"],
+                          stderr=subprocess.PIPE, text=True, env=env, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "XDG_CACHE_HOME" in done.stderr, done.stderr
+
+
 # (what is set, status, words of the answer); {files} is the folder with the files of bad_inputs.
 SETTINGS = {
     "wrong_type": (["training.steps=many"], 2, ["[training] steps", "an integer", '"many"']),
