@@ -1,18 +1,20 @@
 #include "fedshard/cost/formulas.h"
 
+#include <algorithm>
+
 namespace fedshard::cost {
 
 int gathers_of(const plan::ModelPlan& plan, int unit, bool reshard_after_forward) {
+  if (!reshard_after_forward || plan.stages_of(unit) > 1) return 1;
   const int last = static_cast<int>(plan.stages.size()) - 1;
-  int stages = 0;
-  bool read_again = false;
-  for (int s = 0; s <= last; ++s) {
-    if (plan.stages[s].unit != unit) continue;
-    ++stages;
-    // The last stage's backward follows its forward at once, so the unit is still there.
-    read_again = s < last && plan.stages[s].backward_reads_parameters;
+  for (int s = plan.first_trained_stage(); s < last; ++s) {
+    const auto& units = plan.stages[s].units;
+    const bool used = std::find(units.begin(), units.end(), unit) != units.end();
+    if (used) return plan.stages[s].backward_reads_parameters ? 2 : 1;
   }
-  return stages == 1 && reshard_after_forward && read_again ? 2 : 1;
+  // The last stage's backward follows its forward at once, so the unit is still there; before the first stage that
+  // trains there is no backward.
+  return 1;
 }
 
 Bytes step_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, const TrafficOptions& options) {
@@ -24,12 +26,14 @@ Bytes step_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, co
     const std::int64_t shard_numel = plan.units[u].shard_numel(shards);
     const std::int64_t moved = ranks * (shards - 1) * shard_numel;
     bytes.gather += moved * gathers_of(plan, u, options.schedule.reshard_after_forward) * options.bytes_gather;
+    if (plan.units[u].frozen) continue;
     bytes.reduce += moved * options.bytes_reduce;
     bytes.replica += 2 * (replicas - 1) * (ranks / replicas) * shard_numel * options.bytes_reduce;
   }
   bytes.gather *= options.schedule.micro_steps;
-  bytes.reduce *= options.schedule.micro_steps;
-  bytes.replica *= options.schedule.micro_steps;
+  const int reductions = options.schedule.reduce_each_micro_step ? options.schedule.micro_steps : 1;
+  bytes.reduce *= reductions;
+  bytes.replica *= reductions;
   const plan::UpdateRules rules = plan::update_rules(plan, options.updates);
   bytes.gather += layout.groups() * replicas * plan::update_bytes(plan, rules, shards);
   return bytes;
@@ -40,8 +44,8 @@ Bytes round_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, c
   const std::int64_t groups = layout.groups(), replicas = layout.group(0).replicas;
   Bytes bytes;
   if (groups == 1) return bytes;
-  bytes.aggregate_between = 2 * (groups - 1) * plan.numel() * options.bytes_aggregate;
-  bytes.aggregate_inside = groups * (replicas - 1) * plan.numel() * options.bytes_aggregate;
+  bytes.aggregate_between = 2 * (groups - 1) * plan.trained_numel() * options.bytes_aggregate;
+  bytes.aggregate_inside = groups * (replicas - 1) * plan.trained_numel() * options.bytes_aggregate;
   return bytes;
 }
 

@@ -28,15 +28,17 @@ struct Bytes {
 };
 
 // How often a unit is gathered in a micro-step: kappa_g. Once, or twice where it is released after its forward and its
-// backward reads it again.
+// backward (or the forward once more before it) reads it again.
 int gathers_of(const plan::ModelPlan& plan, int unit, bool reshard_after_forward);
 
 // One step of training, all micro-steps: P (F-1) ceil(N_u/F) (kappa_g b_g + b_r) for each unit and micro-step, and
-// 2 P/R ceil(N_u/F) b_r for the replicas. Muon gathers each unit with matrices of its once more, in fp32:
+// 2 P/R ceil(N_u/F) b_r for the replicas; the terms with b_r once a step where reductions are left to the last
+// micro-step, and not at all for frozen units. Muon gathers each unit with matrices of its once more, in fp32:
 // P (F-1) ceil(N_u/F) 4, whatever the number of micro-steps. Throws what plan::update_rules throws.
 Bytes step_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, const TrafficOptions& options);
 
-// The aggregation at the end of a round: 2 (G-1) N b_a between groups, G N b_a inside.
+// The aggregation at the end of a round: 2 (G-1) N b_a between groups, G N b_a inside, N without
+// frozen units.
 Bytes round_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, const TrafficOptions& options);
 
 // One forward pass of all ranks: P (F-1) ceil(N_u/F) b_g for each unit.

@@ -34,7 +34,8 @@ Exchange::Exchange(const topology::Layout& layout, int rank, const plan::ModelPl
                    comm::Axes& axes)
     : axes_(axes), group_(layout.group_of(rank)) {
   std::vector<std::int64_t> unit_numel;
-  for (const plan::UnitSpec& unit : plan.units) unit_numel.push_back(unit.numel());
+  // Frozen units are the same in all groups: as empty ones they have no part in a round.
+  for (const plan::UnitSpec& unit : plan.units) unit_numel.push_back(unit.frozen ? 0 : unit.numel());
   for (const topology::ExchangePart& found : topology::exchange_parts(layout, unit_numel, rank)) {
     Part part{found.unit, found.range, slice_numel_, {}, {}, found.owner};
     for (int group = 0; group < layout.groups(); ++group) {

@@ -68,18 +68,17 @@ void initialize_slice(const plan::ModelPlan& plan, std::uint64_t seed, int unit,
   base::require(0 <= begin && begin <= end && end <= spec.numel() && std::ssize(out) == end - begin,
                 "slice [{}, {}) of unit '{}' with {} elements into {} values", begin, end, spec.name, spec.numel(),
                 out.size());
-  const std::int64_t origin = plan.global_offset(unit);
   std::int64_t start = 0;
   for (const plan::ParameterSpec& parameter : spec.parameters) {
-    const std::int64_t from = std::max(begin, start);
-    const std::int64_t to = std::min(end, start + parameter.numel());
+    const topology::Range mine{std::max(begin, start), std::min(end, start + parameter.numel())};
     start += parameter.numel();
-    if (from >= to) continue;
-    const auto part = out.subspan(from - begin, to - from);
-    if (parameter.init.kind == plan::Initializer::Kind::constant) {
-      std::fill(part.begin(), part.end(), static_cast<float>(parameter.init.value));
-    } else {
-      fill_normal(seed, static_cast<std::uint64_t>(origin + from), parameter.init.value, part);
+    for (const plan::GlobalRun& run : plan.global_runs(unit, mine)) {
+      const auto part = out.subspan(run.range.begin - begin, run.range.size());
+      if (parameter.init.kind == plan::Initializer::Kind::constant) {
+        std::fill(part.begin(), part.end(), static_cast<float>(parameter.init.value));
+      } else {
+        fill_normal(seed, static_cast<std::uint64_t>(run.index), parameter.init.value, part);
+      }
     }
   }
 }

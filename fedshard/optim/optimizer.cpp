@@ -21,12 +21,12 @@ struct Slices {
   std::vector<std::vector<at::Tensor>> moments;  // by moment
 };
 
-// All but what Muon updates.
+// All but what Muon updates or nothing does.
 std::vector<Slices> slices_of_unit(int unit, const plan::UpdateRules& rules, const Moments& moments,
                                    shard::Engine& engine) {
   std::vector<Slices> slices;
   for (const Segment& segment : segments_of(engine.plan().units[unit], rules[unit], engine.map().range(unit))) {
-    if (segment.rule.update == plan::Update::muon) continue;
+    if (segment.rule.update == plan::Update::muon || segment.rule.update == plan::Update::none) continue;
     auto s = std::find_if(slices.begin(), slices.end(), [&](const Slices& x) { return x.rule == segment.rule; });
     if (s == slices.end()) {
       s = slices.insert(slices.end(), {segment.rule, {}, {}, {}});

@@ -45,16 +45,16 @@ ModelPlan llama_plan(const model::Dims& dims) {
   } else {
     plan.units.push_back({"embedding", {table(model::kEmbedTokens)}});
   }
-  plan.stages.push_back({"embedding", 0, false});
+  plan.stages.push_back({"embedding", {0}, false});
   for (std::int64_t layer = 0; layer < dims.num_hidden_layers; ++layer) {
     plan.units.push_back(block_unit(dims, layer));
-    plan.stages.push_back({plan.units.back().name, static_cast<int>(layer) + 1});
+    plan.stages.push_back({plan.units.back().name, {static_cast<int>(layer) + 1}});
   }
   if (dims.tie_word_embeddings) {
-    plan.stages.push_back({"head", 0});
+    plan.stages.push_back({"head", {0}});
   } else {
     plan.units.push_back({"head", {final_norm, table(model::kLmHead)}});
-    plan.stages.push_back({"head", static_cast<int>(plan.units.size()) - 1});
+    plan.stages.push_back({"head", {static_cast<int>(plan.units.size()) - 1}});
   }
   plan.validate();
   return plan;

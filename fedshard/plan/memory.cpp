@@ -53,12 +53,17 @@ class PoolForecast {
 // Does with the pool what shard::Engine does in a step.
 class StepWalk {
  public:
-  StepWalk(const ModelPlan& plan, const MemoryOptions& options) : has_gradients_(plan.units.size(), false) {
+  StepWalk(const ModelPlan& plan, const MemoryOptions& options)
+      : plan_(plan),
+        fused_(options.schedule.fused_backward),
+        has_gradients_(plan.units.size(), false),
+        reductions_(options.schedule.reduce_each_micro_step) {
     for (int u = 0; u < static_cast<int>(plan.units.size()); ++u) {
       const std::int64_t padded = options.shards * plan.units[u].shard_numel(options.shards);
       sizes_[kGathered].push_back(padded * options.compute_bytes);
       sizes_[kGradients].push_back(padded * options.reduce_bytes);
-      for (const auto& sizes : sizes_) pool_.register_size(sizes[u], u);
+      pool_.register_size(sizes_[kGathered][u], u);
+      if (!plan.units[u].frozen) pool_.register_size(sizes_[kGradients][u], u);
     }
   }
 
@@ -72,17 +77,16 @@ class StepWalk {
           pool_.give_back(sizes_[kGathered][op.unit], kGathered);
           break;
         case OpKind::backward:
-          while (reductions_.must_finish_before(op.unit, has_gradients_[op.unit])) finish_oldest_reduction();
-          if (!has_gradients_[op.unit]) pool_.take(sizes_[kGradients][op.unit], kGradients);
-          has_gradients_[op.unit] = true;
+          for (const int unit : plan_.stages[op.stage].units) prepare_gradients(unit);
           break;
         case OpKind::reduce:
           reductions_.begin(op);
           break;
         case OpKind::step:
-          while (!reductions_.empty()) finish_oldest_reduction();
+          while (fused_ ? reductions_.is_reducing(op.unit) : !reductions_.empty()) finish_oldest_reduction();
           break;
         case OpKind::forward:
+        case OpKind::recompute:
         case OpKind::exchange:
         case OpKind::apply:
           break;  // takes and gives no buffer
@@ -93,12 +97,21 @@ class StepWalk {
   std::int64_t peak(BufferUse use) const { return pool_.peak(use); }
 
  private:
+  void prepare_gradients(int unit) {
+    if (plan_.units[unit].frozen) return;
+    while (reductions_.must_finish_before(unit, has_gradients_[unit])) finish_oldest_reduction();
+    if (!has_gradients_[unit]) pool_.take(sizes_[kGradients][unit], kGradients);
+    has_gradients_[unit] = true;
+  }
+
   void finish_oldest_reduction() {
     const int unit = reductions_.take_oldest().unit;
     pool_.give_back(sizes_[kGradients][unit], kGradients);
     has_gradients_[unit] = false;
   }
 
+  const ModelPlan& plan_;
+  bool fused_;
   std::vector<std::int64_t> sizes_[kUses];  // in bytes, by unit
   std::vector<bool> has_gradients_;
   ReductionQueue reductions_;
@@ -108,7 +121,9 @@ class StepWalk {
 // While a ring sums, it receives one chunk of its buffer beside it. Both axes may be at work at once, on two units.
 std::int64_t ring_bytes(const ModelPlan& plan, const MemoryOptions& options) {
   std::int64_t largest = 0;
-  for (const UnitSpec& unit : plan.units) largest = std::max(largest, unit.shard_numel(options.shards));
+  for (const UnitSpec& unit : plan.units) {
+    if (!unit.frozen) largest = std::max(largest, unit.shard_numel(options.shards));
+  }
   const std::int64_t of_shard = options.shards > 1 ? largest : 0;
   const std::int64_t of_replica = options.replicas > 1 ? ceil_div(largest, options.replicas) : 0;
   return (of_shard + of_replica) * options.reduce_bytes;
@@ -120,6 +135,7 @@ std::int64_t exchange_bytes(const ModelPlan& plan, const MemoryOptions& options)
   std::int64_t shard = 0, slice = 0,
                owned = 0;  // elements: without padding, this replica's of it, this group's of that
   for (const UnitSpec& unit : plan.units) {
+    if (unit.frozen) continue;
     const std::int64_t slice_of_unit = ceil_div(unit.shard_numel(options.shards), options.replicas);
     shard += unit.shard_numel(options.shards);
     slice += slice_of_unit;
@@ -167,15 +183,21 @@ MemoryTable predict_memory(const ModelPlan& plan, const MemoryOptions& options) 
   base::require(options.shards >= 1 && options.replicas >= 1 && options.groups >= 1,
                 "memory of {} groups of {} replicas of {} shards", options.groups, options.replicas, options.shards);
   base::require(options.groups == 1 || options.federation, "{} groups without a federation", options.groups);
-  std::int64_t arena = 0;
-  for (const UnitSpec& unit : plan.units) arena += unit.arena_numel(options.shards) * kFp32;
+  std::int64_t arena = 0, trained = 0, largest_trained = 0;
+  for (const UnitSpec& unit : plan.units) {
+    const std::int64_t bytes = unit.arena_numel(options.shards) * kFp32;
+    arena += bytes;
+    if (unit.frozen) continue;
+    trained += bytes;
+    largest_trained = std::max(largest_trained, bytes);
+  }
   const UpdateRules rules = update_rules(plan, options.updates);
   StepWalk walk(plan, options);
   const Schedule step = step_schedule(plan, options.schedule);
   for (int i = 0; i < 2; ++i) walk.run(step);
   return {{
       {MemoryPurpose::parameters, arena},
-      {MemoryPurpose::gradients, arena},
+      {MemoryPurpose::gradients, options.schedule.fused_backward ? largest_trained : trained},
       {MemoryPurpose::moments, moment_bytes(plan, rules, options.shards)},
       {MemoryPurpose::gathered, walk.peak(kGathered)},
       {MemoryPurpose::gradient_buffers, walk.peak(kGradients)},

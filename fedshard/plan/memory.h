@@ -15,7 +15,7 @@ namespace fedshard::plan {
 
 enum class MemoryPurpose {
   parameters,        // arena of the fp32 shards
-  gradients,         // arena of their gradients, fp32
+  gradients,         // arena of their gradients, fp32 (of one unit, with fused_backward); none of frozen ones
   moments,           // arenas of the optimizer's moments, fp32, of the elements that have them
   gathered,          // units gathered, in the compute dtype
   gradient_buffers,  // gradients on their way to the arena, in the reduce dtype

@@ -17,17 +17,22 @@ struct Reduction {
 
 class ReductionQueue {
  public:
+  // Without `reduce_each_micro_step` a unit's only reduction is that of the last one.
+  explicit ReductionQueue(bool reduce_each_micro_step) : each_(reduce_each_micro_step) {}
+
   // Takes note of a `reduce` operation that begins.
-  void begin(const Op& op) { under_way_.push_back({op.unit, op.micro_step > 0}); }
+  void begin(const Op& op) { under_way_.push_back({op.unit, each_ && op.micro_step > 0}); }
   bool empty() const { return under_way_.empty(); }
 
   // Whether the oldest reduction must be over before a backward of `unit` may begin. A unit's buffer is free again when
   // its earlier reduction is over. At most two buffers are in use at a time (and that of a unit shared by the first and
   // last stage): this unit's, and one whose reduction runs meanwhile.
   bool must_finish_before(int unit, bool has_gradients) const {
-    const bool reducing =
-        std::any_of(under_way_.begin(), under_way_.end(), [&](const Reduction& r) { return r.unit == unit; });
-    return reducing || (!has_gradients && under_way_.size() > 1);
+    return is_reducing(unit) || (!has_gradients && under_way_.size() > 1);
+  }
+
+  bool is_reducing(int unit) const {
+    return std::any_of(under_way_.begin(), under_way_.end(), [&](const Reduction& r) { return r.unit == unit; });
   }
 
   // The oldest reduction, which the caller finishes now. There must be one.
@@ -38,6 +43,7 @@ class ReductionQueue {
   }
 
  private:
+  bool each_;
   std::deque<Reduction> under_way_;  // oldest first
 };
 

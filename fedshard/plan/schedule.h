@@ -11,13 +11,13 @@
 
 namespace fedshard::plan {
 
-enum class OpKind { gather, forward, release, backward, reduce, step, exchange, apply };
+enum class OpKind { gather, forward, release, recompute, backward, reduce, step, exchange, apply };
 const char* name_of(OpKind kind);
 
 struct Op {
   OpKind kind = OpKind::gather;
-  int unit = -1;        // the unit; -1 for exchange and apply, which concern all
-  int stage = -1;       // forward and backward only
+  int unit = -1;        // of gather, release, reduce and step
+  int stage = -1;       // of forward, recompute and backward
   int micro_step = -1;  // -1 for step, exchange and apply
   bool operator==(const Op&) const = default;
 };
@@ -27,14 +27,24 @@ struct ScheduleOptions {
   int micro_steps = 1;
   bool reshard_after_forward = true;  // release a unit after its forward and gather it again for its backward
   int prefetch = 1;                   // how many computations ahead a gather is issued; 0: right before its use
+  bool recompute = false;             // keep no activations inside a stage: its forward runs again before its backward
+  // Reduce a unit's gradient in each micro-step (the smallest memory), or keep it whole and reduce it in the last one.
+  bool reduce_each_micro_step = true;
+  bool fused_backward = false;  // step a unit when its reduction is over, not when all are
 };
 using Schedule = std::vector<Op>;
 
-// One step of training: for every micro-step the forward and backward passes, then `step` for every unit.
+// Whether `recompute` makes the stage drop its activations after its forward and compute them again.
+bool is_recomputed(const ModelPlan& plan, const ScheduleOptions& options, int stage);
+
+// One step of training: for every micro-step the forward and backward passes, and `step` for every unit; at the end, or
+// (fused_backward, of one micro-step) while the next unit's reduction runs.
 //
 // The last stage's unit is gathered once a micro-step, because its backward follows its forward at once; a stage whose
 // backward doesn't read its parameters is not gathered for it; a unit shared by the first and the last stage stays
-// gathered between them. A unit is reduced right after the last backward that adds to its gradient.
+// gathered between them. A unit is reduced right after the last backward that adds to its gradient. No backward comes
+// before the first stage that has something to train, and frozen units are neither reduced nor stepped. The first and
+// the last stage are never recomputed: the one has nothing to drop, the other's backward follows its forward.
 Schedule step_schedule(const ModelPlan& plan, const ScheduleOptions& options);
 
 // A forward pass alone.

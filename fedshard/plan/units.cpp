@@ -1,5 +1,6 @@
 #include "fedshard/plan/units.h"
 
+#include <algorithm>
 #include <numeric>
 #include <set>
 
@@ -27,12 +28,51 @@ std::int64_t UnitSpec::arena_numel(std::int64_t shards) const {
   return (shard_numel(shards) + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-std::int64_t ModelPlan::numel() const { return global_offset(static_cast<int>(units.size())); }
+std::int64_t ModelPlan::numel() const {
+  return std::accumulate(units.begin(), units.end(), std::int64_t{0},
+                         [](std::int64_t sum, const UnitSpec& unit) { return sum + unit.numel(); });
+}
+
+std::int64_t ModelPlan::trained_numel() const {
+  return std::accumulate(units.begin(), units.end(), std::int64_t{0},
+                         [](std::int64_t sum, const UnitSpec& unit) { return sum + (unit.frozen ? 0 : unit.numel()); });
+}
 
 std::int64_t ModelPlan::global_offset(int unit) const {
   std::int64_t offset = 0;
-  for (int u = 0; u < unit; ++u) offset += units[u].numel();
+  for (int u = 0; u < unit; ++u) {
+    base::require(units[u].origins.empty(), "the plan has frozen parts: use global_runs");
+    offset += units[u].numel();
+  }
   return offset;
+}
+
+std::vector<GlobalRun> ModelPlan::global_runs(int unit, topology::Range held) const {
+  const UnitSpec& spec = units[unit];
+  if (held.size() <= 0) return {};
+  if (spec.origins.empty()) return {{held, global_offset(unit) + held.begin}};
+  std::vector<GlobalRun> runs;
+  std::int64_t begin = 0;
+  for (std::size_t p = 0; p < spec.parameters.size(); ++p) {
+    const std::int64_t end = begin + spec.parameters[p].numel();
+    const topology::Range part{std::max(begin, held.begin), std::min(end, held.end)};
+    if (part.size() > 0) runs.push_back({part, spec.origins[p] + part.begin - begin});
+    begin = end;
+  }
+  return runs;
+}
+
+int ModelPlan::stages_of(int unit) const {
+  return static_cast<int>(std::count_if(stages.begin(), stages.end(), [&](const StageSpec& s) {
+    return std::find(s.units.begin(), s.units.end(), unit) != s.units.end();
+  }));
+}
+
+int ModelPlan::first_trained_stage() const {
+  const auto trains = [&](const StageSpec& s) {
+    return std::any_of(s.units.begin(), s.units.end(), [&](int u) { return !units[u].frozen; });
+  };
+  return static_cast<int>(std::find_if(stages.begin(), stages.end(), trains) - stages.begin());
 }
 
 namespace {
@@ -60,11 +100,13 @@ void ModelPlan::validate() const {
   std::vector<std::vector<int>> uses(units.size());
   const int last = static_cast<int>(stages.size()) - 1;
   for (int s = 0; s <= last; ++s) {
-    if (stages[s].unit < 0 || stages[s].unit >= static_cast<int>(units.size())) {
-      fail<UsageError>("stage '{}' uses unit {}, but the model has {} units", stages[s].name, stages[s].unit,
-                       units.size());
+    if (stages[s].units.empty()) fail<UsageError>("stage '{}' uses no unit", stages[s].name);
+    for (const int unit : stages[s].units) {
+      if (unit < 0 || unit >= static_cast<int>(units.size())) {
+        fail<UsageError>("stage '{}' uses unit {}, but the model has {} units", stages[s].name, unit, units.size());
+      }
+      uses[unit].push_back(s);
     }
-    uses[stages[s].unit].push_back(s);
   }
   for (std::size_t u = 0; u < units.size(); ++u) {
     if (uses[u].empty()) fail<UsageError>("no stage uses unit '{}'", units[u].name);
@@ -72,6 +114,9 @@ void ModelPlan::validate() const {
       fail<UsageError>("unit '{}' is used by {} stages; only the first and the last stage may share a unit",
                        units[u].name, uses[u].size());
     }
+  }
+  if (std::all_of(units.begin(), units.end(), [](const UnitSpec& u) { return u.frozen; })) {
+    fail<UsageError>("every parameter is frozen: there is nothing to train");
   }
 }
 

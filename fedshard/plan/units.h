@@ -6,11 +6,14 @@
 // once.
 //
 // The *global index* of an element is its place in the concatenation of all units in order, without padding. Initial
-// values, exchanges, digests and checkpoints are defined on it, so none of them depends on the layout.
+// values, exchanges, digests and checkpoints are defined on it, so none of them depends on the layout. Freezing parts
+// of a unit (plan/freeze.h) makes two units of it but leaves every element its global index.
 #pragma once
 #include <cstdint>
 #include <string>
 #include <vector>
+
+#include "fedshard/topology/ranges.h"
 
 namespace fedshard::plan {
 
@@ -33,6 +36,11 @@ struct ParameterSpec {
 struct UnitSpec {
   std::string name;
   std::vector<ParameterSpec> parameters;
+  bool frozen = false;  // has no gradients and no moments, and no group changes it
+  // For units that freezing has made, else empty: by parameter, its place in what a stage sees of the whole unit, and
+  // the global index of its first element.
+  std::vector<int> places = {};
+  std::vector<std::int64_t> origins = {};
   std::int64_t numel() const;
   // The first element of parameter i within the unit.
   std::int64_t offset_of(int parameter) const;
@@ -44,20 +52,34 @@ struct UnitSpec {
 
 struct StageSpec {
   std::string name;
-  int unit = 0;  // index into ModelPlan::units
+  std::vector<int> units;  // indices into ModelPlan::units: one, or two where freezing has split it
   // False where the gradients follow without the parameters' values, as an embedding's do: the unit is then not
   // gathered again for this stage's backward.
   bool backward_reads_parameters = true;
+};
+
+// Neighbouring elements of a unit whose global indices are neighbours too.
+struct GlobalRun {
+  topology::Range range;   // elements of the unit
+  std::int64_t index = 0;  // the global index of the first
+  bool operator==(const GlobalRun&) const = default;
 };
 
 struct ModelPlan {
   std::vector<UnitSpec> units;
   std::vector<StageSpec> stages;  // in forward order; the first consumes tokens, the last yields the loss
   std::int64_t numel() const;
-  // The global index of unit u's first element.
+  std::int64_t trained_numel() const;  // without frozen units
+  // The global index of unit u's first element, of a plan without frozen parts.
   std::int64_t global_offset(int unit) const;
+  // The elements `held` of the unit in order, never empty runs.
+  std::vector<GlobalRun> global_runs(int unit, topology::Range held) const;
+  // How many stages read the unit's parameters.
+  int stages_of(int unit) const;
+  // The first stage that has a unit to train. Backward ends there: nothing before it needs gradients.
+  int first_trained_stage() const;
   // Throws UsageError where a unit is empty or unused, a stage names no unit, or a parameter has no elements or a name
-  // that another one has. A unit may be used by one stage, or (tied) by the first and the last.
+  // that another one has, or all are frozen. A unit may be used by one stage, or (tied) by the first and the last.
   void validate() const;
 };
 

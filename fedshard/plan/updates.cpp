@@ -1,35 +1,14 @@
 #include "fedshard/plan/updates.h"
 
-#include <fnmatch.h>
-
 #include <algorithm>
 
 #include "fedshard/base/error.h"
+#include "fedshard/plan/patterns.h"
 
 namespace fedshard::plan {
 namespace {
 
 constexpr std::int64_t kFp32 = 4, kBf16 = 2;
-
-bool matches(const std::string& pattern, const ParameterSpec& parameter) {
-  return ::fnmatch(pattern.c_str(), parameter.name.c_str(), 0) == 0;
-}
-
-bool matches(const ParameterGroup& group, const ParameterSpec& parameter) {
-  return std::any_of(group.params.begin(), group.params.end(),
-                     [&](const std::string& pattern) { return matches(pattern, parameter); });
-}
-
-void require_matches(const ModelPlan& plan, const std::string& pattern) {
-  for (const UnitSpec& unit : plan.units) {
-    for (const ParameterSpec& parameter : unit.parameters) {
-      if (matches(pattern, parameter)) return;
-    }
-  }
-  base::fail<base::UsageError>(
-      "the pattern '{}' of a parameter group matches no parameter of the model; its names are like '{}'", pattern,
-      plan.units.back().parameters.back().name);
-}
 
 bool has_muon(const std::vector<UpdateRule>& rules) {
   return std::any_of(rules.begin(), rules.end(), [](const UpdateRule& r) { return r.update == Update::muon; });
@@ -41,6 +20,7 @@ int moments_of(Update update) {
   switch (update) {
     case Update::adamw:
       return 2;
+    case Update::none:
     case Update::sgd:
       return 0;
     case Update::sgd_momentum:
@@ -51,24 +31,27 @@ int moments_of(Update update) {
 }
 
 bool is_muon_matrix(const ModelPlan& plan, int unit, int parameter) {
-  return plan.units[unit].parameters[parameter].shape.size() == 2 && plan.stages.front().unit != unit &&
-         plan.stages.back().unit != unit;
+  const auto uses = [&](const StageSpec& stage) {
+    return std::find(stage.units.begin(), stage.units.end(), unit) != stage.units.end();
+  };
+  return plan.units[unit].parameters[parameter].shape.size() == 2 && !uses(plan.stages.front()) &&
+         !uses(plan.stages.back());
 }
 
 UpdateRules update_rules(const ModelPlan& plan, const UpdateOptions& options) {
-  for (const ParameterGroup& group : options.groups) {
-    for (const std::string& pattern : group.params) require_matches(plan, pattern);
-  }
+  for (const ParameterGroup& group : options.groups) require_matches(plan, group.params);
   UpdateRules rules;
   for (int u = 0; u < static_cast<int>(plan.units.size()); ++u) {
     const std::vector<ParameterSpec>& parameters = plan.units[u].parameters;
     std::vector<UpdateRule>& of_unit = rules.emplace_back();
     for (int p = 0; p < static_cast<int>(parameters.size()); ++p) {
       UpdateRule rule{options.update, 1, parameters[p].is_matrix() ? options.weight_decay : 0};
-      if (options.update == Update::muon && !is_muon_matrix(plan, u, p)) rule.update = Update::adamw;
-      const auto group = std::find_if(options.groups.begin(), options.groups.end(),
-                                      [&](const ParameterGroup& g) { return matches(g, parameters[p]); });
-      if (group != options.groups.end()) {
+      if (plan.units[u].frozen) rule = {Update::none, 1, 0};
+      if (rule.update == Update::muon && !is_muon_matrix(plan, u, p)) rule.update = Update::adamw;
+      const auto group = std::find_if(options.groups.begin(), options.groups.end(), [&](const ParameterGroup& g) {
+        return matches_any(g.params, parameters[p].name);
+      });
+      if (group != options.groups.end() && rule.update != Update::none) {
         rule.lr_factor = group->lr_factor;
         rule.weight_decay = group->weight_decay.value_or(rule.weight_decay);
       }

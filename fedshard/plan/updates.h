@@ -14,16 +14,15 @@
 
 namespace fedshard::plan {
 
-enum class Update { adamw, sgd, sgd_momentum, muon };
+enum class Update { none, adamw, sgd, sgd_momentum, muon };  // none: of frozen parameters
 
-// The fp32 numbers kept for each element: 2 (first and second moment), 0, 1 (momentum), 1 (first moment).
+// The fp32 numbers kept for each element: 0, 2 (first and second moment), 0, 1 (momentum), 1 (first moment).
 int moments_of(Update update);
 
 // Parameters whose learning rate or weight decay differ from the rest's.
 struct ParameterGroup {
-  std::vector<std::string>
-      params;            // patterns over the parameters' names: *, ? and [...] as in a shell; * takes dots too
-  double lr_factor = 1;  // of the learning rate
+  std::vector<std::string> params;          // patterns over the parameters' names (plan/patterns.h)
+  double lr_factor = 1;                     // of the learning rate
   std::optional<double> weight_decay = {};  // of all that match, vectors too; unset: as if they were in no group
   bool operator==(const ParameterGroup&) const = default;
 };

@@ -8,13 +8,17 @@
 
 namespace fedshard::shard {
 
-ArenaMap::ArenaMap(const plan::ModelPlan& plan, int shards, int shard) : shards_(shards), shard_(shard) {
+ArenaMap::ArenaMap(const plan::ModelPlan& plan, int shards, int shard, ArenaRoom room)
+    : shards_(shards), shard_(shard) {
   for (const plan::UnitSpec& unit : plan.units) {
-    offsets_.push_back(total_);
-    shard_numel_.push_back(unit.shard_numel(shards));
-    ranges_.push_back(topology::shard_range(unit.numel(), shards, shard));
-    if (ranges_.back().size() > 0) pieces_.push_back({units() - 1, ranges_.back(), total_});
-    total_ += unit.arena_numel(shards);
+    const bool held = room == ArenaRoom::every_unit || !unit.frozen;
+    const std::int64_t taken = held ? unit.arena_numel(shards) : 0;
+    const bool shares = room == ArenaRoom::one_trained_unit;
+    offsets_.push_back(shares ? 0 : total_);
+    shard_numel_.push_back(held ? unit.shard_numel(shards) : 0);
+    ranges_.push_back(held ? topology::shard_range(unit.numel(), shards, shard) : topology::Range{});
+    if (ranges_.back().size() > 0) pieces_.push_back({units() - 1, ranges_.back(), offsets_.back()});
+    total_ = shares ? std::max(total_, taken) : total_ + taken;
   }
 }
 

@@ -13,6 +13,13 @@
 
 namespace fedshard::shard {
 
+// What an arena has room for.
+enum class ArenaRoom {
+  every_unit,
+  trained_units,     // frozen units have no elements in it
+  one_trained_unit,  // the units share one place, each to be used before the next one's values come
+};
+
 // A run of elements of a unit that lies in an arena.
 struct ArenaPiece {
   int unit = 0;
@@ -24,7 +31,7 @@ struct ArenaPiece {
 // Where each unit's shard, or parts of it, lie in an arena of one rank.
 class ArenaMap {
  public:
-  ArenaMap(const plan::ModelPlan& plan, int shards, int shard);
+  ArenaMap(const plan::ModelPlan& plan, int shards, int shard, ArenaRoom room = ArenaRoom::every_unit);
   // For state that not every element has, as some moments: kept[u] are ascending ranges within whole.range(u). They lie
   // one after another without gaps. offset(), and an arena's unit() and real(), are refused.
   ArenaMap(const ArenaMap& whole, const std::vector<std::vector<topology::Range>>& kept);

@@ -18,16 +18,17 @@ std::uint64_t mix(std::uint64_t global_index, std::uint32_t bits) {
 
 std::uint64_t partial_digest(const plan::ModelPlan& plan, const Arena& arena) {
   std::uint64_t sum = 0;
-  std::uint64_t unit_begin = 0;
   for (int u = 0; u < arena.map().units(); ++u) {
-    const topology::Range range = arena.map().range(u);
+    if (plan.units[u].frozen) continue;
+    const topology::Range held = arena.map().range(u);
     const float* values = arena.real(u).const_data_ptr<float>();
-    for (std::int64_t i = 0; i < range.size(); ++i) {
-      std::uint32_t bits = 0;
-      std::memcpy(&bits, values + i, sizeof bits);
-      sum += mix(unit_begin + static_cast<std::uint64_t>(range.begin + i), bits);
+    for (const plan::GlobalRun& run : plan.global_runs(u, held)) {
+      for (std::int64_t i = 0; i < run.range.size(); ++i) {
+        std::uint32_t bits = 0;
+        std::memcpy(&bits, values + (run.range.begin - held.begin) + i, sizeof bits);
+        sum += mix(static_cast<std::uint64_t>(run.index + i), bits);
+      }
     }
-    unit_begin += static_cast<std::uint64_t>(plan.units[u].numel());
   }
   return sum;
 }

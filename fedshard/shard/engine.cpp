@@ -23,12 +23,32 @@ struct Engine::Pass {
   std::vector<at::Tensor> inputs, outputs;  // of each stage, while its backward is to come
   at::Tensor output_gradient;               // of the stage whose backward is next
   LossSum sum;
+  double mean = 0;                   // with fused_backward: the factor that makes a sum's gradient the mean's
+  double squares = 0;                // with fused_backward: of the gradients so far
   std::optional<StepResult> result;  // once the gradients are complete
 };
 
 namespace {
 
 double unmasked(const nn::MicroBatch& batch) { return batch.labels.ge(0).sum().item<double>(); }
+
+// Backward used the loss times `scale`; times this, its gradient becomes that of the mean over all tokens.
+double mean_factor(double scale, double tokens) { return tokens > 0 ? 1.0 / (scale * tokens) : 0.0; }
+
+std::vector<at::Tensor> parameters_of(const plan::StageSpec& stage, const plan::ModelPlan& plan,
+                                      const std::vector<std::unique_ptr<ShardedUnit>>& units) {
+  std::vector<at::Tensor> parameters;
+  for (const int u : stage.units) {
+    const std::span<const at::Tensor> part = units[u]->parameters();
+    const std::vector<int>& places = plan.units[u].places;
+    if (places.empty()) parameters.insert(parameters.end(), part.begin(), part.end());
+    for (std::size_t p = 0; p < places.size(); ++p) {
+      parameters.resize(std::max(parameters.size(), static_cast<std::size_t>(places[p]) + 1));
+      parameters[places[p]] = part[p];
+    }
+  }
+  return parameters;
+}
 
 }  // namespace
 
@@ -37,17 +57,26 @@ Engine::Engine(const nn::Model& model, int shards, int shard, comm::Axes& axes, 
     : model_(model),
       axes_(axes),
       options_(options),
+      first_trained_(model.plan.first_trained_stage()),
       map_(model.plan, shards, shard),
+      gradient_map_(model.plan, shards, shard,
+                    options.schedule.fused_backward ? ArenaRoom::one_trained_unit : ArenaRoom::trained_units),
       parameters_(map_),
-      gradients_(map_),
+      gradients_(gradient_map_),
       step_schedule_(plan::step_schedule(model.plan, options.schedule)),
-      evaluation_schedule_(plan::evaluation_schedule(model.plan, options.schedule.prefetch)) {
+      evaluation_schedule_(plan::evaluation_schedule(model.plan, options.schedule.prefetch)),
+      reductions_(options.schedule.reduce_each_micro_step) {
   model.plan.validate();
   base::require(model.stages.size() == model.plan.stages.size(), "{} stage functions for {} stages",
                 model.stages.size(), model.plan.stages.size());
+  base::require(!options.schedule.fused_backward || (options.max_norm == 0 && options.nonfinite == NonFinite::stop),
+                "fused_backward knows the whole gradient's norm only when every unit has stepped");
   for (int u = 0; u < map_.units(); ++u) {
     units_.push_back(std::make_unique<ShardedUnit>(model.plan.units[u], u, map_, options.dtypes, axes, pool_));
   }
+  for (const plan::StageSpec& stage : model.plan.stages) {
+    stage_parameters_.push_back(parameters_of(stage, model.plan, units_));
+  };
   registry.add("parameters", Role::parameters, Scope::shared, parameters_);
   registry.add("gradients", Role::gradients, Scope::group, gradients_);
 }
@@ -61,7 +90,7 @@ void Engine::fill(const Filler& filler) {
   }
 }
 
-StepResult Engine::step(std::span<const nn::MicroBatch> batches, const std::function<void(int)>& step_unit) {
+StepResult Engine::step(std::span<const nn::MicroBatch> batches, const std::function<void(int unit)>& step_unit) {
   base::require(static_cast<int>(batches.size()) == options_.schedule.micro_steps,
                 "{} micro-batches for {} micro-steps", batches.size(), options_.schedule.micro_steps);
   Pass pass;
@@ -71,12 +100,16 @@ StepResult Engine::step(std::span<const nn::MicroBatch> batches, const std::func
   pass.trains = true;
   // The same on every rank, since all micro-batches have one shape; the exact mean is taken when all tokens are known.
   pass.scale = 1.0 / static_cast<double>(batches[0].tokens.numel());
+  if (options_.schedule.fused_backward) {
+    std::array<double, 1> tokens{unmasked(batches[0])};
+    axes_.group->sum(tokens);
+    pass.mean = mean_factor(pass.scale, tokens[0]);
+  }
   for (const plan::Op& op : step_schedule_) run(op, pass);
-  return *pass.result;
+  return options_.schedule.fused_backward ? total(pass, pass.squares) : *pass.result;
 }
 
 LossSum Engine::evaluate(const nn::MicroBatch& batch, const Arena& parameters) {
-  const c10::NoGradGuard no_grad;
   Pass pass;
   pass.batches = {&batch, 1};
   pass.parameters = &parameters;
@@ -97,6 +130,9 @@ void Engine::run(const plan::Op& op, Pass& pass) {
     case plan::OpKind::forward:
       forward(op, pass);
       break;
+    case plan::OpKind::recompute:
+      pass.outputs[op.stage] = compute(op.stage, pass.inputs[op.stage], pass.batches[op.micro_step], true);
+      break;
     case plan::OpKind::backward:
       backward(op, pass);
       break;
@@ -105,8 +141,7 @@ void Engine::run(const plan::Op& op, Pass& pass) {
       reductions_.begin(op);
       break;
     case plan::OpKind::step:
-      if (!pass.result) pass.result = finish_gradients(pass);
-      (*pass.step_unit)(op.unit);
+      step_unit(op.unit, pass);
       break;
     case plan::OpKind::exchange:
     case plan::OpKind::apply:
@@ -115,44 +150,69 @@ void Engine::run(const plan::Op& op, Pass& pass) {
   if (observer_) observer_(op, begin, clock.now());
 }
 
+at::Tensor Engine::compute(int stage, const at::Tensor& input, const nn::MicroBatch& batch, bool keep_graph) {
+  for (const int unit : model_.plan.stages[stage].units) units_[unit]->gathered();
+  const c10::AutoGradMode mode(keep_graph);
+  return model_.stages[stage](stage_parameters_[stage], input, batch);
+}
+
 void Engine::forward(const plan::Op& op, Pass& pass) {
-  const int stages = static_cast<int>(model_.stages.size());
+  const int stages = static_cast<int>(model_.stages.size()), stage = op.stage;
   const nn::MicroBatch& batch = pass.batches[op.micro_step];
-  if (op.stage == 0) {
+  const auto keeps_graph = [&](int s) {
+    return pass.trains && s >= first_trained_ && !plan::is_recomputed(model_.plan, options_.schedule, s);
+  };
+  at::Tensor input;
+  if (stage == 0) {
     pass.inputs.assign(stages, {});
     pass.outputs.assign(stages, {});
   } else {
-    at::Tensor& before = pass.outputs[op.stage - 1];
-    pass.inputs[op.stage] = pass.trains ? before.detach().set_requires_grad(true) : std::move(before);
+    input = pass.outputs[stage - 1].detach().set_requires_grad(pass.trains && stage > first_trained_);
+    if (!keeps_graph(stage - 1)) pass.outputs[stage - 1].reset();
   }
-  const at::Tensor output = model_.stages[op.stage](units_[op.unit]->gathered(), pass.inputs[op.stage], batch);
-  if (!pass.trains) pass.inputs[op.stage].reset();
-  pass.outputs[op.stage] = output;
-  if (op.stage + 1 < stages) return;
+  const at::Tensor output = compute(stage, input, batch, keeps_graph(stage));
+  if (pass.trains && stage >= first_trained_) pass.inputs[stage] = input;
+  pass.outputs[stage] = output;
+  if (stage + 1 < stages) return;
   base::require(output.dim() == 0 && output.scalar_type() == at::kFloat, "stage '{}' must return the loss as one fp32",
-                model_.plan.stages[op.stage].name);
+                model_.plan.stages[stage].name);
   pass.sum.loss += output.item<double>();
   pass.sum.tokens += unmasked(batch);
   pass.output_gradient = at::full({}, pass.scale, output.options());
 }
 
 void Engine::backward(const plan::Op& op, Pass& pass) {
-  ShardedUnit& unit = *units_[op.unit];
-  while (reductions_.must_finish_before(op.unit, unit.has_gradients())) finish_oldest_reduction();
-  unit.prepare_gradients();
+  const plan::StageSpec& stage = model_.plan.stages[op.stage];
+  prepare_gradients(op.stage);
   // Autograd reads the parameters through views it saved, so nothing but this wait tells it that they are there.
-  if (model_.plan.stages[op.stage].backward_reads_parameters) unit.gathered();
+  for (const int unit : stage.units) {
+    if (stage.backward_reads_parameters) units_[unit]->gathered();
+  }
   at::Tensor& output = pass.outputs[op.stage];
+  // The first stage may share a unit with the last of which it uses the frozen part alone: it then adds nothing.
+  const bool adds_nothing = op.stage == 0 && stage.units.size() > 1 && !output.requires_grad();
   // A graph without parameters or inputs that need gradients has no backward; a unit of constants would be one.
-  base::require(output.requires_grad(), "the output of stage '{}' depends on none of its parameters",
-                model_.plan.stages[op.stage].name);
-  torch::autograd::backward({output}, {pass.output_gradient});
+  base::require(output.requires_grad() || adds_nothing, "the output of stage '{}' depends on none of its parameters",
+                stage.name);
+  if (!adds_nothing) torch::autograd::backward({output}, {pass.output_gradient});
   at::Tensor& input = pass.inputs[op.stage];
   pass.output_gradient = input.defined() ? input.grad() : at::Tensor();
-  base::require(op.stage == 0 || pass.output_gradient.defined(), "stage '{}' passes no gradient to its input",
-                model_.plan.stages[op.stage].name);
+  base::require(op.stage == first_trained_ || pass.output_gradient.defined(),
+                "stage '{}' passes no gradient to its input", stage.name);
   output.reset();
   input.reset();
+}
+
+void Engine::prepare_gradients(int stage) {
+  for (const int u : model_.plan.stages[stage].units) {
+    ShardedUnit& unit = *units_[u];
+    if (!unit.trains()) continue;
+    while (reductions_.must_finish_before(u, unit.has_gradients())) {
+      base::require(!options_.schedule.fused_backward, "unit {} was to step before another one's backward", u);
+      finish_oldest_reduction();
+    }
+    unit.prepare_gradients();
+  }
 }
 
 void Engine::finish_oldest_reduction() {
@@ -160,32 +220,59 @@ void Engine::finish_oldest_reduction() {
   units_[oldest.unit]->finish_reduce(gradients_, oldest.add);
 }
 
+void Engine::step_unit(int unit, Pass& pass) {
+  if (options_.schedule.fused_backward) {
+    finish_gradient_of(unit, pass);
+  } else if (!pass.result) {
+    pass.result = finish_gradients(pass);
+  }
+  if (!pass.result || !pass.result->skipped) (*pass.step_unit)(unit);
+}
+
+// Replicas hold the same gradients; the first one speaks for all, so that each element counts once.
+double Engine::square_norm(const at::Tensor& gradients) const {
+  if (axes_.replica->index() != 0) return 0;
+  const double norm = at::linalg_vector_norm(gradients, 2, std::nullopt, false, at::kDouble).item<double>();
+  return norm * norm;
+}
+
 StepResult Engine::finish_gradients(const Pass& pass) {
   while (!reductions_.empty()) finish_oldest_reduction();
   const c10::NoGradGuard no_grad;
-  // Replicas hold the same gradients; the first one speaks for all, so that each element counts once.
-  double squares = 0;
-  if (axes_.replica->index() == 0) {
-    const double norm = at::linalg_vector_norm(gradients_.flat(), 2, std::nullopt, false, at::kDouble).item<double>();
-    squares = norm * norm;
-  }
+  const StepResult result = total(pass, square_norm(gradients_.flat()));
+  if (result.skipped) return result;
+  // The same rule as torch.nn.utils.clip_grad_norm_.
+  const double clip = options_.max_norm > 0 ? std::min(1.0, options_.max_norm / (result.grad_norm + 1e-6)) : 1.0;
+  const double factor = mean_factor(pass.scale, result.tokens) * clip;
+  if (factor != 1.0) gradients_.flat().mul_(factor);
+  return result;
+}
+
+// Of fused_backward. Units' gradients share one place: the one before has been used.
+void Engine::finish_gradient_of(int unit, Pass& pass) {
+  while (reductions_.is_reducing(unit)) finish_oldest_reduction();
+  const c10::NoGradGuard no_grad;
+  const at::Tensor gradient = gradients_.unit(unit).mul_(pass.mean);
+  pass.squares += square_norm(gradient);
+}
+
+// Over the group; `squares` are this rank's, of its gradients (which fused_backward has made the mean's already).
+StepResult Engine::total(const Pass& pass, double squares) {
   std::array<double, 3> totals{pass.sum.loss, pass.sum.tokens, squares};
   axes_.group->sum(totals);
   const auto [loss, tokens, square_sum] = totals;
-  // Backward used the loss times pass.scale; the gradient of the mean over all tokens is that times `mean`.
-  const double mean = tokens > 0 ? 1.0 / (pass.scale * tokens) : 0.0;
+  const double mean = options_.schedule.fused_backward ? 1.0 : mean_factor(pass.scale, tokens);
   StepResult result{tokens > 0 ? loss / tokens : 0.0, tokens, std::sqrt(square_sum) * mean};
-  if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) {
-    base::fail<base::RunError>(
-        "rank {}: the {} of the step is not finite (loss {}, gradient norm {}); lower the learning "
-        "rate, warm up longer, or compute in fp32",
-        axes_.group->members().rank(), std::isfinite(result.loss) ? "gradient norm" : "loss", result.loss,
-        std::abs(result.grad_norm));
+  if (std::isfinite(result.loss) && std::isfinite(result.grad_norm)) return result;
+  if (options_.nonfinite == NonFinite::skip) {
+    result.skipped = true;
+    return result;
   }
-  // The same rule as torch.nn.utils.clip_grad_norm_.
-  const double clip = options_.max_norm > 0 ? std::min(1.0, options_.max_norm / (result.grad_norm + 1e-6)) : 1.0;
-  if (mean * clip != 1.0) gradients_.flat().mul_(mean * clip);
-  return result;
+  base::fail<base::RunError>(
+      "rank {}: the {} of the step is not finite (loss {}, gradient norm {}); lower the learning "
+      "rate, warm up longer, compute in fp32, or set training.nonfinite = \"skip\"",
+      axes_.group->members().rank(), std::isfinite(result.loss) ? "gradient norm" : "loss", result.loss,
+      std::abs(result.grad_norm));
 }
 
 }  // namespace fedshard::shard

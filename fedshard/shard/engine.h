@@ -21,10 +21,17 @@
 
 namespace fedshard::shard {
 
+// What happens to a step whose loss or gradient norm is not finite, on all ranks of the group alike.
+enum class NonFinite {
+  stop,  // RunError
+  skip,  // no unit is stepped
+};
+
 struct EngineOptions {
   UnitDtypes dtypes;
   plan::ScheduleOptions schedule;
-  double max_norm = 0;  // gradients are scaled down to this norm; 0: never
+  double max_norm = 0;  // gradients are scaled down to this norm; 0: never, as schedule.fused_backward wants it
+  NonFinite nonfinite = NonFinite::stop;  // schedule.fused_backward can only stop, when the harm is done
 };
 
 // Over one group: all its ranks, all the step's micro-steps.
@@ -32,6 +39,7 @@ struct StepResult {
   double loss = 0;       // mean over `tokens`
   double tokens = 0;     // unmasked positions
   double grad_norm = 0;  // of the mean gradient, before clipping; each element counted once
+  bool skipped = false;  // by NonFinite::skip: loss or norm is not finite, and nothing has changed
 };
 
 // Sum of the losses of `tokens` positions, of this rank alone.
@@ -57,15 +65,16 @@ class Engine {
   void fill(const Filler& filler);
 
   // One step on this rank's micro-batches, one for each micro-step, all of `positions` tokens. When all gradients are
-  // means over the group's tokens, and clipped, calls step_unit(u) for each unit; it may change the parameters' slice
-  // of that unit. Throws RunError where loss or norm is not finite, on all ranks of the group alike.
+  // means over the group's tokens, and clipped, calls step_unit(u) for each unit that trains; it may change the
+  // parameters' slice of that unit. With fused_backward it is called when u's own gradient is such a mean, and the
+  // gradient is gone after it.
   StepResult step(std::span<const nn::MicroBatch> batches, const std::function<void(int unit)>& step_unit);
 
   // A forward pass without gradients, with `parameters` in place of the engine's own. Collective over the shard axis.
   LossSum evaluate(const nn::MicroBatch& batch, const Arena& parameters);
 
   const plan::ModelPlan& plan() const { return model_.plan; }
-  const ArenaMap& map() const { return map_; }
+  const ArenaMap& map() const { return map_; }  // of the parameters
   const Arena& parameters() const { return parameters_; }
   const Arena& gradients() const { return gradients_; }
   // The most that gathered units and gradients under way have taken at once; plan::predict_memory knows it beforehand.
@@ -78,16 +87,24 @@ class Engine {
   void run(const plan::Op& op, Pass& pass);
   void forward(const plan::Op& op, Pass& pass);
   void backward(const plan::Op& op, Pass& pass);
+  void step_unit(int unit, Pass& pass);
+  at::Tensor compute(int stage, const at::Tensor& input, const nn::MicroBatch& batch, bool keep_graph);
+  void prepare_gradients(int stage);
   void finish_oldest_reduction();
+  double square_norm(const at::Tensor& gradients) const;
   StepResult finish_gradients(const Pass& pass);
+  void finish_gradient_of(int unit, Pass& pass);
+  StepResult total(const Pass& pass, double squares);
 
   const nn::Model& model_;
   comm::Axes& axes_;
   EngineOptions options_;
-  ArenaMap map_;
+  int first_trained_;  // stage
+  ArenaMap map_, gradient_map_;
   Arena parameters_, gradients_;
   BufferPool pool_;
   std::vector<std::unique_ptr<ShardedUnit>> units_;
+  std::vector<std::vector<at::Tensor>> stage_parameters_;
   plan::Schedule step_schedule_, evaluation_schedule_;
   plan::ReductionQueue reductions_;
   OpObserver observer_;

@@ -12,17 +12,19 @@ ShardedUnit::ShardedUnit(const plan::UnitSpec& spec, int index, const ArenaMap& 
     : index_(index),
       map_(map),
       axes_(axes),
-      flat_(map.shards() * map.shard_numel(index), dtypes.compute, at::kCPU, pool, index),
-      gradients_(map.shards() * map.shard_numel(index), dtypes.reduce, at::kCPU, pool, index) {
+      flat_(map.shards() * map.shard_numel(index), dtypes.compute, at::kCPU, pool, index) {
+  if (!spec.frozen) gradients_.emplace(map.shards() * map.shard_numel(index), dtypes.reduce, at::kCPU, pool, index);
   for (int p = 0; p < static_cast<int>(spec.parameters.size()); ++p) {
     const auto& shape = spec.parameters[p].shape;
-    parameters_.push_back(flat_.view(spec.offset_of(p), shape).set_requires_grad(true));
+    parameters_.push_back(flat_.view(spec.offset_of(p), shape));
+    if (spec.frozen) continue;
+    parameters_.back().set_requires_grad(true);
     if (dtypes.reduce != dtypes.compute) {
       // Autograd otherwise insists on gradients of the parameter's own dtype.
       torch::autograd::impl::materialize_autograd_meta(parameters_.back())
           ->set_grad_dtype(dtypes.reduce, parameters_.back());
     }
-    gradient_views_.push_back(gradients_.view(spec.offset_of(p), shape));
+    gradient_views_.push_back(gradients_->view(spec.offset_of(p), shape));
   }
 }
 
@@ -59,18 +61,18 @@ void ShardedUnit::release() {
 }
 
 void ShardedUnit::prepare_gradients() {
-  if (gradients_.present()) return;
-  gradients_.acquire();
+  if (gradients_->present()) return;
+  gradients_->acquire();
   const c10::NoGradGuard no_grad;
-  gradients_.flat().zero_();
+  gradients_->flat().zero_();
   for (std::size_t p = 0; p < parameters_.size(); ++p) parameters_[p].mutable_grad() = gradient_views_[p];
 }
 
 void ShardedUnit::reduce() {
-  base::require(gradients_.present() && !reducing_, "unit {} is reduced without gradients or twice", index_);
-  const comm::WorkPtr scattered = axes_.shard->reduce_scatter(gradients_.flat(), comm::Purpose::reduce);
+  base::require(has_gradients() && !reducing_, "unit {} is reduced without gradients or twice", index_);
+  const comm::WorkPtr scattered = axes_.shard->reduce_scatter(gradients_->flat(), comm::Purpose::reduce);
   const std::int64_t shard_numel = map_.shard_numel(index_);
-  reducing_ = axes_.replica->all_reduce(gradients_.flat().narrow(0, map_.shard() * shard_numel, shard_numel),
+  reducing_ = axes_.replica->all_reduce(gradients_->flat().narrow(0, map_.shard() * shard_numel, shard_numel),
                                         comm::Purpose::replica, scattered);
 }
 
@@ -80,14 +82,14 @@ void ShardedUnit::finish_reduce(const Arena& gradients, bool add) {
   reducing_ = nullptr;
   const c10::NoGradGuard no_grad;
   const std::int64_t shard_numel = map_.shard_numel(index_);
-  const at::Tensor sum = gradients_.flat().narrow(0, map_.shard() * shard_numel, shard_numel);
+  const at::Tensor sum = gradients_->flat().narrow(0, map_.shard() * shard_numel, shard_numel);
   if (add) {
     gradients.unit(index_).add_(sum);
   } else {
     gradients.unit(index_).copy_(sum);
   }
   for (at::Tensor& parameter : parameters_) parameter.mutable_grad().reset();
-  gradients_.drop();
+  gradients_->drop();
 }
 
 }  // namespace fedshard::shard

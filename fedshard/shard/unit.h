@@ -3,6 +3,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -25,17 +26,21 @@ class ShardedUnit {
   // Waits for what is under way, whatever its outcome: its buffers go now.
   ~ShardedUnit();
 
+  // The parameters as gathered() returns them, whether or not they are there; those of a frozen unit need no gradients.
+  std::span<const at::Tensor> parameters() const { return parameters_; }
+  bool trains() const { return gradients_.has_value(); }
+
   // Begins to gather the unit from `parameters`. Returns before the values are there.
   void gather(const Arena& parameters);
   // Waits for the gather. The unit's parameters as leaves in the compute dtype, in the order of the spec; valid until
   // release().
   std::span<const at::Tensor> gathered();
-  bool is_gathered() const { return flat_.present(); }
   void release();
 
+  // The rest is for units that train.
   // Gives the parameters zeroed .grad buffers to accumulate into, if they have none yet.
   void prepare_gradients();
-  bool has_gradients() const { return gradients_.present(); }
+  bool has_gradients() const { return gradients_ && gradients_->present(); }
   // Begins to sum the gradients over the shard axis, then over the replica axis. Nothing may add to them afterwards.
   void reduce();
   // Waits for the sum and puts it into the arena's slice, or adds it there; then frees the gradient buffer.
@@ -46,7 +51,7 @@ class ShardedUnit {
   const ArenaMap& map_;
   comm::Axes& axes_;
   FlatBuffer flat_;                         // [F * shard_numel] in the compute dtype
-  FlatBuffer gradients_;                    // [F * shard_numel] in the reduce dtype
+  std::optional<FlatBuffer> gradients_;     // [F * shard_numel] in the reduce dtype
   std::vector<at::Tensor> parameters_;      // leaves: views of flat_
   std::vector<at::Tensor> gradient_views_;  // views of gradients_
   comm::WorkPtr gathering_, reducing_;

@@ -61,9 +61,9 @@ Tensors run(const model::Dims& dims, const checkpoint::HfWeights& weights, const
   const std::size_t last = llama.stages.size() - 1;
   at::Tensor hidden;
   for (std::size_t stage = 0; stage < last; ++stage) {
-    hidden = llama.stages[stage](units[llama.plan.stages[stage].unit], hidden, batch);
+    hidden = llama.stages[stage](units[llama.plan.stages[stage].units.at(0)], hidden, batch);
   }
-  const std::vector<at::Tensor>& head = units[llama.plan.stages[last].unit];
+  const std::vector<at::Tensor>& head = units[llama.plan.stages[last].units.at(0)];
   Tensors result;
   result["logits"] = nn::llama_logits(dims, head, hidden.detach()).detach().to(at::kFloat);
   const at::Tensor loss = llama.stages[last](head, hidden, batch);

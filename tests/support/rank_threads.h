@@ -1,5 +1,7 @@
 // Runs the ranks of a layout as threads over the loopback transport.
 #pragma once
+#include <ATen/Parallel.h>
+
 #include <exception>
 #include <functional>
 #include <mutex>
@@ -22,6 +24,7 @@ inline comm::Traffic on_ranks(const topology::Layout& layout, const std::functio
   for (int rank = 0; rank < layout.world(); ++rank) {
     threads.emplace_back([&, rank] {
       try {
+        at::set_num_threads(1);  // of OpenMP; more would only wait for one another, in spins
         const auto backend = world.backend(rank);
         comm::Axes axes = comm::make_axes(layout, rank, *backend, counter);
         body(rank, axes);

@@ -33,11 +33,13 @@ nn::MicroBatch group_batch(const Case& c, int group, int step, int vocab) {
   return batch;
 }
 
-void descend(TinyReference& reference) {
-  const c10::NoGradGuard no_grad;
-  for (auto& unit : reference.parameters()) {
-    for (at::Tensor& p : unit) p.sub_(p.grad(), kLr);
+std::vector<at::Tensor> units_of(const TinyReference& reference, const plan::ModelPlan& plan) {
+  const at::Tensor flat = reference.flat(false).clone();
+  std::vector<at::Tensor> units;
+  for (int u = 0; u < static_cast<int>(plan.units.size()); ++u) {
+    units.push_back(flat.narrow(0, plan.global_offset(u), plan.units[u].numel()));
   }
+  return units;
 }
 
 // Each group's whole model in turn, averaged every K steps; the parameters at the end, by unit.
@@ -49,7 +51,7 @@ std::vector<at::Tensor> groups_in_turn(const Case& c, const nn::Model& model, in
     for (int g = 0; g < c.shape.groups; ++g) {
       const nn::MicroBatch batch = group_batch(c, g, step, vocab);
       groups[static_cast<std::size_t>(g)].backward(batch);
-      descend(groups[static_cast<std::size_t>(g)]);
+      groups[static_cast<std::size_t>(g)].descend(kLr);
       tokens[static_cast<std::size_t>(g)] += batch.labels.ge(0).sum().item<double>();
     }
     if ((step + 1) % c.every != 0) continue;
@@ -67,11 +69,7 @@ std::vector<at::Tensor> groups_in_turn(const Case& c, const nn::Model& model, in
     }
     tokens.assign(groups.size(), 0);
   }
-  std::vector<at::Tensor> units;
-  for (int u = 0; u < static_cast<int>(model.plan.units.size()); ++u) {
-    units.push_back(groups[0].flat_unit(u, false).clone());
-  }
-  return units;
+  return units_of(groups[0], model.plan);
 }
 
 // One model trained on the batches of all groups at once.
@@ -85,13 +83,9 @@ std::vector<at::Tensor> one_process(const Case& c, const nn::Model& model, int v
       labels.push_back(batch.labels);
     }
     reference.backward({at::cat(tokens), at::cat(labels)});
-    descend(reference);
+    reference.descend(kLr);
   }
-  std::vector<at::Tensor> units;
-  for (int u = 0; u < static_cast<int>(model.plan.units.size()); ++u) {
-    units.push_back(reference.flat_unit(u, false).clone());
-  }
-  return units;
+  return units_of(reference, model.plan);
 }
 
 // The sharded, federated run; every rank's shard of every unit must be within `tolerance` of `expected`.

@@ -118,7 +118,7 @@ class MicroStepRun {
     outputs_.resize(model_.stages.size());
     const c10::AutoGradMode mode(!without_graph);
     if (stage > 0) inputs_[stage] = outputs_[stage - 1].detach().set_requires_grad(true);
-    outputs_[stage] = model_.stages[stage](units_[model_.plan.stages[stage].unit], inputs_[stage], batch_);
+    outputs_[stage] = model_.stages[stage](units_[model_.plan.stages[stage].units.at(0)], inputs_[stage], batch_);
   }
 
   at::ScalarType dtype_;

@@ -12,7 +12,7 @@ using model::ActivationCheckpoint;
 
 // As the engine runs `full`: blocks without a graph, and again, with one, before their backward.
 at::Tensor run_full(const Model& model, const Units& units, const MicroBatch& batch) {
-  const auto parameters = [&](int stage) { return Parameters(units[model.plan.stages[stage].unit]); };
+  const auto parameters = [&](int stage) { return Parameters(units[model.plan.stages[stage].units.at(0)]); };
   const int last = static_cast<int>(model.stages.size()) - 1;
   std::vector<at::Tensor> inputs{at::Tensor(), model.stages[0](parameters(0), {}, batch)};
   const at::Tensor embedded = inputs[1];

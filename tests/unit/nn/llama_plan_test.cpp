@@ -20,7 +20,7 @@ TEST(LlamaPlan, UntiedHasAUnitAStage) {
   const ModelPlan plan = llama_plan(model::preset("llama-tiny"));
   ASSERT_EQ(plan.units.size(), 6u);
   ASSERT_EQ(plan.stages.size(), 6u);
-  for (int s = 0; s < 6; ++s) EXPECT_EQ(plan.stages[s].unit, s);
+  for (int s = 0; s < 6; ++s) EXPECT_EQ(plan.stages[s].units, std::vector<int>{s});
   EXPECT_EQ(plan.units[0].name, "embedding");
   EXPECT_EQ(plan.units[4].name, "block 3");
   EXPECT_EQ(plan.units[5].name, "head");
@@ -35,8 +35,8 @@ TEST(LlamaPlan, TiedSharesOneRootUnitBetweenFirstAndLastStage) {
   const ModelPlan plan = llama_plan(dims);
   ASSERT_EQ(plan.units.size(), 5u);
   ASSERT_EQ(plan.stages.size(), 6u);
-  EXPECT_EQ(plan.stages.front().unit, 0);
-  EXPECT_EQ(plan.stages.back().unit, 0);
+  EXPECT_EQ(plan.stages.front().units, std::vector<int>{0});
+  EXPECT_EQ(plan.stages.back().units, std::vector<int>{0});
   EXPECT_EQ(plan.stages[4].unit, 4);
   ASSERT_EQ(plan.units[0].parameters.size(), 2u);
   EXPECT_EQ(plan.units[0].parameters[0].name, "model.embed_tokens.weight");

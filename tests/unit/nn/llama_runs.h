@@ -41,7 +41,7 @@ inline at::Tensor run_detached(const Model& model, const Units& units, const Mic
   std::vector<at::Tensor> inputs{at::Tensor()};
   std::vector<at::Tensor> outputs;
   for (std::size_t s = 0; s < model.stages.size(); ++s) {
-    outputs.push_back(model.stages[s](units[model.plan.stages[s].unit], inputs.back(), batch));
+    outputs.push_back(model.stages[s](units[model.plan.stages[s].units.at(0)], inputs.back(), batch));
     inputs.push_back(outputs.back().detach().requires_grad_());
   }
   torch::autograd::backward({outputs.back()}, {});

@@ -40,7 +40,7 @@ TEST(Llama, GradientsAgreeWithFiniteDifferences) {
         units[u][i].copy_(base + t * direction);
         at::Tensor hidden;
         for (std::size_t s = 0; s < model.stages.size(); ++s) {
-          hidden = model.stages[s](units[model.plan.stages[s].unit], hidden, batch);
+          hidden = model.stages[s](units[model.plan.stages[s].units.at(0)], hidden, batch);
         }
         return static_cast<double>(hidden.item<float>());
       };
@@ -74,7 +74,7 @@ TEST(Llama, LogitsAreWhatTheLossIsMadeOf) {
     const Units units = make_units(model, at::kFloat);
     const MicroBatch batch = make_batch(3, 5);
     const at::NoGradGuard no_grad;
-    const std::vector<at::Tensor>& head = units[model.plan.stages.back().unit];
+    const std::vector<at::Tensor>& head = units[model.plan.stages.back().units.at(0)];
     const at::Tensor hidden = at::randn({3, 5, 96});
     const at::Tensor logits = llama_logits(dims, head, hidden);
     ASSERT_EQ(logits.sizes(), (std::vector<std::int64_t>{3, 5, 320}));

@@ -13,7 +13,7 @@ ModelPlan plan_of(const std::vector<std::int64_t>& sizes) {
   ModelPlan plan;
   for (const std::int64_t size : sizes) {
     const std::string name = "u" + std::to_string(plan.units.size());
-    plan.stages.push_back({name, static_cast<int>(plan.units.size())});
+    plan.stages.push_back({name, {static_cast<int>(plan.units.size())}});
     plan.units.push_back({name, {{name + ".w", {size}, {}}}});
   }
   plan.stages[0].backward_reads_parameters = false;

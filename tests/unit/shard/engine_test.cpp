@@ -5,9 +5,11 @@
 #include <cmath>
 #include <mutex>
 #include <random>
+#include <set>
 
 #include "fedshard/base/error.h"
 #include "fedshard/plan/check_schedule.h"
+#include "fedshard/plan/freeze.h"
 #include "fedshard/shard/digest.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/tiny_model.h"
@@ -25,31 +27,33 @@ using testing_support::TinyShape;
 constexpr std::int64_t kLength = 6;
 
 struct Case {
-  int shards = 1, replicas = 1, micro_steps = 1, prefetch = 1;
-  bool reshard = true, tied = false;
+  int shards = 1, replicas = 1;
+  plan::ScheduleOptions schedule = {};
+  bool tied = false;
   double max_norm = 0;
-  int sequences = 12;  // of one step, over all ranks and micro-steps
+  int sequences = 12;                    // of one step, over all ranks and micro-steps
+  std::vector<std::string> frozen = {};  // patterns
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& c) {
-  return out << "F" << c.shards << " R" << c.replicas << " A" << c.micro_steps << " prefetch " << c.prefetch
-             << (c.reshard ? " reshard" : " keep") << (c.tied ? " tied" : "") << " clip " << c.max_norm;
+  const plan::ScheduleOptions& s = c.schedule;
+  out << "F" << c.shards << " R" << c.replicas << " A" << s.micro_steps << " prefetch " << s.prefetch
+      << (s.reshard_after_forward ? " reshard" : " keep") << (s.recompute ? " recompute" : "")
+      << (s.reduce_each_micro_step ? "" : " reduce last") << (s.fused_backward ? " fused" : "")
+      << (c.tied ? " tied" : "") << " clip " << c.max_norm;
+  for (const std::string& pattern : c.frozen) out << " frozen " << pattern;
+  return out;
 }
 
-EngineOptions options_of(const Case& c) { return {{}, {c.micro_steps, c.reshard, c.prefetch}, c.max_norm}; }
+EngineOptions options_of(const Case& c) { return {{}, c.schedule, c.max_norm}; }
 
-void fill(Engine& engine) {
-  engine.fill([&](int unit, topology::Range range, std::span<float> out) {
-    const std::int64_t base = engine.plan().global_offset(unit);
-    for (std::int64_t i = range.begin; i < range.end; ++i) out[i - range.begin] = tiny_value(base + i);
-  });
-}
+void fill(Engine& engine) { engine.fill(testing_support::tiny_filler(engine.plan())); }
 
 // This rank's micro-batches of step `step`: its contiguous share of the step's sequences.
 std::vector<nn::MicroBatch> batches_of(const Case& c, int rank, int step, int vocab) {
-  const int ranks = c.shards * c.replicas, mine = c.sequences / ranks, micro = mine / c.micro_steps;
+  const int ranks = c.shards * c.replicas, mine = c.sequences / ranks, micro = mine / c.schedule.micro_steps;
   std::vector<nn::MicroBatch> batches;
-  for (int m = 0; m < c.micro_steps; ++m) {
+  for (int m = 0; m < c.schedule.micro_steps; ++m) {
     batches.push_back(tiny_batch(step * c.sequences + rank * mine + m * micro, micro, kLength, vocab));
   }
   return batches;
@@ -61,35 +65,49 @@ void expect_close(const at::Tensor& got, const at::Tensor& expected, double tole
   EXPECT_LE((got - expected).abs().max().item<double>() / scale, tolerance) << what;
 }
 
-// Five steps of plain gradient descent: losses, norms, gradients and parameters equal the unsharded reference.
-void expect_equals_reference(const Case& c) {
-  SCOPED_TRACE(testing::PrintToString(c));
-  constexpr double kLr = 0.3;
-  constexpr int kSteps = 5;
-  const TinyShape shape{.tied = c.tied};
-  const nn::Model model = tiny_model(shape);
-  TinyReference reference(model);
-  struct Expected {
-    double loss, norm;
-    std::vector<at::Tensor> gradients, parameters;  // by unit, of the step and after it
-  };
+std::set<std::string> names_of_frozen(const plan::ModelPlan& plan) {
+  std::set<std::string> names;
+  for (const auto& unit : plan.units) {
+    for (const auto& parameter : unit.parameters) {
+      if (unit.frozen) names.insert(parameter.name);
+    }
+  }
+  return names;
+}
+
+constexpr double kLr = 0.3;
+
+struct Expected {
+  double loss = 0, norm = 0;
+  at::Tensor gradients, parameters;  // of the whole model, of the step and after it
+};
+
+// Five steps of plain gradient descent without any sharding.
+std::vector<Expected> expected_of(const Case& c, const nn::Model& whole, const std::set<std::string>& frozen,
+                                  int vocab) {
+  TinyReference reference(whole, frozen);
   std::vector<Expected> expected;
-  for (int step = 0; step < kSteps; ++step) {
-    Expected e{reference.backward(tiny_batch(step * c.sequences, c.sequences, kLength, shape.vocab)), 0, {}, {}};
-    double squares = 0;
-    for (int u = 0; u < static_cast<int>(model.plan.units.size()); ++u) {
-      squares += reference.flat_unit(u, true).to(at::kDouble).square().sum().item<double>();
-    }
-    e.norm = std::sqrt(squares);
+  for (int step = 0; step < 5; ++step) {
+    Expected e{reference.backward(tiny_batch(step * c.sequences, c.sequences, kLength, vocab)), 0, {}, {}};
+    e.gradients = reference.flat(true);
+    e.norm = e.gradients.to(at::kDouble).norm().item<double>();
     const double clip = c.max_norm > 0 ? std::min(1.0, c.max_norm / (e.norm + 1e-6)) : 1.0;
-    for (int u = 0; u < static_cast<int>(model.plan.units.size()); ++u) {
-      e.gradients.push_back(reference.flat_unit(u, true) * clip);
-      const c10::NoGradGuard no_grad;
-      for (at::Tensor& p : reference.parameters()[u]) p.sub_(p.grad(), kLr * clip);
-      e.parameters.push_back(reference.flat_unit(u, false).clone());
-    }
+    e.gradients = e.gradients * clip;
+    reference.descend(kLr * clip);
+    e.parameters = reference.flat(false).clone();
     expected.push_back(std::move(e));
   }
+  return expected;
+}
+
+// Losses, norms, gradients and parameters equal the unsharded reference.
+void expect_equals_reference(const Case& c) {
+  SCOPED_TRACE(testing::PrintToString(c));
+  const TinyShape shape{.tied = c.tied};
+  const nn::Model whole = tiny_model(shape);
+  nn::Model model = whole;
+  model.plan = plan::freeze(whole.plan, c.frozen);
+  const std::vector<Expected> expected = expected_of(c, whole, names_of_frozen(model.plan), shape.vocab);
   const auto layout =
       topology::Layout::make(c.shards * c.replicas, {.shard_degree = c.shards, .replicate_degree = c.replicas});
   std::mutex checks;
@@ -97,21 +115,25 @@ void expect_equals_reference(const Case& c) {
     StateRegistry registry;
     Engine engine(model, c.shards, layout.at(rank).shard, axes, options_of(c), registry);
     fill(engine);
-    for (int step = 0; step < kSteps; ++step) {
+    for (int step = 0; step < static_cast<int>(expected.size()); ++step) {
+      const Expected& e = expected[step];
       const auto batches = batches_of(c, rank, step, shape.vocab);
-      const StepResult result = engine.step(batches, [&](int unit) {
+      const StepResult result = engine.step(batches, [&](int u) {
+        const std::lock_guard lock(checks);
+        EXPECT_FALSE(model.plan.units[u].frozen);
+        const at::Tensor right = testing_support::held_of(model.plan, u, engine.map().range(u), e.gradients);
+        expect_close(engine.gradients().real(u), right, 2e-5, "gradients");
         const c10::NoGradGuard no_grad;
-        engine.parameters().unit(unit).sub_(engine.gradients().unit(unit), kLr);
+        engine.parameters().unit(u).sub_(engine.gradients().unit(u), kLr);
       });
       const std::lock_guard lock(checks);
-      const Expected& e = expected[step];
       EXPECT_EQ(result.tokens, c.sequences * kLength);
       EXPECT_NEAR(result.loss, e.loss, 1e-5 * e.loss);
       EXPECT_NEAR(result.grad_norm, e.norm, 5e-5 * e.norm) << c << ", rank " << rank << ", step " << step;
       for (int u = 0; u < engine.map().units(); ++u) {
         const topology::Range held = engine.map().range(u);
-        expect_close(engine.gradients().real(u), e.gradients[u].slice(0, held.begin, held.end), 2e-5, "gradients");
-        expect_close(engine.parameters().real(u), e.parameters[u].slice(0, held.begin, held.end), 2e-5, "parameters");
+        expect_close(engine.parameters().real(u), testing_support::held_of(model.plan, u, held, e.parameters), 2e-5,
+                     "parameters");
         const std::int64_t padding = engine.map().shard_numel(u) - held.size();
         EXPECT_EQ(engine.parameters().unit(u).narrow(0, held.size(), padding).abs().sum().item<double>(), 0);
       }
@@ -132,13 +154,47 @@ TEST(Engine, OptionsChangeNothingButTheOrder) {
       for (const bool reshard : {false, true}) {
         for (const bool tied : {false, true}) {
           expect_equals_reference({.shards = 2,
-                                   .micro_steps = micro_steps,
-                                   .prefetch = prefetch,
-                                   .reshard = reshard,
+                                   .schedule = {micro_steps, reshard, prefetch, micro_steps != 2, prefetch != 2},
                                    .tied = tied,
                                    .max_norm = prefetch == 1 ? 0.05 : 0.0});
         }
       }
+    }
+  }
+}
+
+TEST(Engine, StepsUnitsInTheirBackward) {
+  for (const auto& [shards, replicas] : {std::pair{1, 1}, {3, 1}, {2, 2}}) {
+    for (const int prefetch : {0, 1, 2}) {
+      for (const bool tied : {false, true}) {
+        expect_equals_reference({.shards = shards,
+                                 .replicas = replicas,
+                                 .schedule = {.prefetch = prefetch, .recompute = tied, .fused_backward = true},
+                                 .tied = tied});
+      }
+    }
+  }
+}
+
+TEST(Engine, FrozenParametersStayAndTheOthersTrainAsEver) {
+  const std::vector<std::vector<std::string>> sets{
+      {"table"},           {"*.gain"},         {"projection", "block*.up"}, {"block[01].*"},
+      {"table", "block*"}, {"block*", "*.up"}, {"block2.*", "gain"}};
+  for (const auto& frozen : sets) {
+    for (const bool tied : {false, true}) {
+      if (tied && frozen[0] == "projection") continue;  // the table is the projection
+      for (const int shards : {1, 3}) {
+        expect_equals_reference({.shards = shards,
+                                 .schedule = {.micro_steps = 2, .recompute = shards == 3},
+                                 .tied = tied,
+                                 .max_norm = 0.05,
+                                 .frozen = frozen});
+      }
+      expect_equals_reference({.shards = 2,
+                               .replicas = 2,
+                               .schedule = {.reshard_after_forward = false, .fused_backward = true},
+                               .tied = tied,
+                               .frozen = frozen});
     }
   }
 }
@@ -169,9 +225,8 @@ TEST(Engine, MaskedTokensCountByTokensNotByMeans) {
     EXPECT_EQ(result.tokens, 1 + 2 * kLength);
     EXPECT_NEAR(result.loss, expected, 1e-5 * expected);
     for (int u = 0; u < engine.map().units(); ++u) {
-      const topology::Range held = engine.map().range(u);
-      expect_close(engine.gradients().real(u), reference.flat_unit(u, true).slice(0, held.begin, held.end), 2e-5,
-                   "mask");
+      const at::Tensor right = testing_support::held_of(model.plan, u, engine.map().range(u), reference.flat(true));
+      expect_close(engine.gradients().real(u), right, 2e-5, "mask");
     }
   });
 }
@@ -189,9 +244,8 @@ TEST(Engine, ComputesInBf16WithFp32Sums) {
       const StepResult result = engine.step({&batch, 1}, [](int) {});
       EXPECT_NEAR(result.loss, expected, 0.02 * expected);
       for (int u = 0; u < engine.map().units(); ++u) {
-        const topology::Range held = engine.map().range(u);
-        expect_close(engine.gradients().real(u), reference.flat_unit(u, true).slice(0, held.begin, held.end), 0.05,
-                     "bf16");
+        const at::Tensor right = testing_support::held_of(model.plan, u, engine.map().range(u), reference.flat(true));
+        expect_close(engine.gradients().real(u), right, 0.05, "bf16");
       }
     });
   }
@@ -217,32 +271,46 @@ TEST(Engine, EvaluatesOtherParametersWithoutTouchingItsOwn) {
 }
 
 TEST(Engine, SendsWhatTheFormulasSay) {
-  const nn::Model model = tiny_model({});
-  const auto& units = model.plan.units;
+  const nn::Model whole = tiny_model({});
   for (const auto& [shards, replicas] : {std::pair{1, 1}, {3, 1}, {2, 2}, {1, 3}}) {
     for (const bool reshard : {false, true}) {
-      const int micro_steps = 2;
-      const auto layout =
-          topology::Layout::make(shards * replicas, {.shard_degree = shards, .replicate_degree = replicas});
-      const auto traffic = on_ranks(layout, [&](int rank, comm::Axes& axes) {
-        StateRegistry registry;
-        Engine engine(model, shards, layout.at(rank).shard, axes, {{}, {micro_steps, reshard, 1}, 0}, registry);
-        fill(engine);
-        const Case c{.shards = shards, .replicas = replicas, .micro_steps = micro_steps};
-        engine.step(batches_of(c, rank, 0, 11), [](int) {});
-      });
-      std::int64_t gather = 0, reduce = 0, replica = 0;
-      for (std::size_t u = 0; u < units.size(); ++u) {
-        const std::int64_t s = units[u].shard_numel(shards);
-        const int gathers = reshard && u > 0 && u + 1 < units.size() ? 2 : 1;
-        gather += micro_steps * layout.world() * (shards - 1) * s * gathers * 4;
-        reduce += micro_steps * layout.world() * (shards - 1) * s * 4;
-        replica += micro_steps * shards * 2 * (replicas - 1) * s * 4;
+      for (const bool each : {false, true}) {
+        for (const auto& frozen : {std::vector<std::string>{}, {"block0.*", "*.gain"}, {"table", "block[01].*"}}) {
+          nn::Model model = whole;
+          model.plan = plan::freeze(whole.plan, frozen);
+          const Case c{
+              shards,
+              replicas,
+              {.micro_steps = 2, .reshard_after_forward = reshard, .recompute = each, .reduce_each_micro_step = each}};
+          SCOPED_TRACE(testing::PrintToString(c));
+          const auto layout =
+              topology::Layout::make(shards * replicas, {.shard_degree = shards, .replicate_degree = replicas});
+          const auto traffic = on_ranks(layout, [&](int rank, comm::Axes& axes) {
+            StateRegistry registry;
+            Engine engine(model, shards, layout.at(rank).shard, axes, options_of(c), registry);
+            fill(engine);
+            engine.step(batches_of(c, rank, 0, 11), [](int) {});
+          });
+          // By hand: gathers a micro-step, and reductions a step. Backward begins where something trains.
+          const std::size_t first_trained = frozen.empty() ? 0 : frozen[0] == "table" ? 3 : 0;
+          std::int64_t gather = 0, reduce = 0, replica = 0;
+          for (std::size_t u = 0; u < model.plan.units.size(); ++u) {
+            const auto& unit = model.plan.units[u];
+            const std::int64_t s = unit.shard_numel(shards);
+            const std::string& first = unit.parameters[0].name;
+            const bool block = first.starts_with("block");
+            const bool has_backward = block && static_cast<std::size_t>(first[5] - '0') + 1 >= first_trained;
+            gather += 2 * layout.world() * (shards - 1) * s * (reshard && has_backward ? 2 : 1) * 4;
+            if (unit.frozen) continue;
+            reduce += (each ? 2 : 1) * layout.world() * (shards - 1) * s * 4;
+            replica += (each ? 2 : 1) * shards * 2 * (replicas - 1) * s * 4;
+          }
+          EXPECT_EQ(traffic.of(comm::Purpose::gather), gather);
+          EXPECT_EQ(traffic.of(comm::Purpose::reduce), reduce);
+          EXPECT_EQ(traffic.of(comm::Purpose::replica), replica);
+          EXPECT_EQ(traffic.inter_group, 0);
+        }
       }
-      EXPECT_EQ(traffic.of(comm::Purpose::gather), gather);
-      EXPECT_EQ(traffic.of(comm::Purpose::reduce), reduce);
-      EXPECT_EQ(traffic.of(comm::Purpose::replica), replica);
-      EXPECT_EQ(traffic.inter_group, 0);
     }
   }
 }
@@ -258,7 +326,7 @@ TEST(Engine, ARealRunFollowsTheProvenSchedule) {
       EXPECT_LE(begin, end);
       recorded.push_back(op);
     });
-    engine.step(batches_of({.shards = 2, .micro_steps = 2}, rank, 0, 11), [](int) {});
+    engine.step(batches_of({.shards = 2, .schedule = {.micro_steps = 2}}, rank, 0, 11), [](int) {});
     EXPECT_EQ(plan::check_step_schedule(model.plan, {2, true, 1}, recorded), std::vector<std::string>{});
   });
 }
@@ -283,6 +351,42 @@ TEST(Engine, NonFiniteGradientsStopEveryRank) {
     }
   });
   EXPECT_EQ(stopped, 2);
+}
+
+TEST(Engine, SkipsAStepWithNaNOnEveryRankAlike) {
+  const nn::Model model = tiny_model({});
+  // A run of three steps of which rank 2 spoils the second, against a run without that step.
+  const auto run = [&](bool spoilt) {
+    std::mutex mutex;
+    std::vector<at::Tensor> parameters(4);
+    on_ranks(topology::Layout::make(4, {.shard_degree = 2, .replicate_degree = 2}), [&](int rank, comm::Axes& axes) {
+      StateRegistry registry;
+      nn::Model mine = model;
+      bool spoil = false;
+      const nn::StageFunction head = model.stages.back();
+      mine.stages.back() = [&](nn::Parameters p, const at::Tensor& x, const nn::MicroBatch& batch) {
+        return spoil ? head(p, x, batch) * std::nan("") : head(p, x, batch);
+      };
+      Engine engine(mine, 2, rank % 2, axes, {{}, {2, true, 1}, 1.0, NonFinite::skip}, registry);
+      fill(engine);
+      for (const int step : {0, 1, 2}) {
+        if (step == 1 && !spoilt) continue;
+        spoil = step == 1 && rank == 2;
+        const Case c{.shards = 2, .replicas = 2, .schedule = {.micro_steps = 2}, .sequences = 8};
+        const StepResult result = engine.step(batches_of(c, rank, step, 11), [&](int u) {
+          const c10::NoGradGuard no_grad;
+          engine.parameters().unit(u).sub_(engine.gradients().unit(u), kLr);
+        });
+        EXPECT_EQ(result.skipped, step == 1);
+        EXPECT_EQ(std::isfinite(result.loss), step != 1);
+      }
+      const std::lock_guard lock(mutex);
+      parameters[rank] = engine.parameters().flat().clone();
+    });
+    return parameters;
+  };
+  const auto with = run(true), without = run(false);
+  for (int rank = 0; rank < 4; ++rank) EXPECT_TRUE(at::equal(with[rank], without[rank])) << rank;
 }
 
 TEST(Digest, IsTheSameForEveryLayoutAndSeesEveryBit) {

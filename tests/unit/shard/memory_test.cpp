@@ -4,6 +4,7 @@
 
 #include <mutex>
 
+#include "fedshard/plan/freeze.h"
 #include "fedshard/shard/engine.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/tiny_model.h"
@@ -70,19 +71,23 @@ struct Case {
   int shards = 1, replicas = 1;
   UnitDtypes dtypes;
   plan::ScheduleOptions schedule;
+  std::vector<std::string> frozen = {};
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& c) {
   return out << "vocabulary " << c.shape.vocab << ", " << c.shape.blocks << " blocks" << (c.shape.tied ? " tied" : "")
              << ", F" << c.shards << " R" << c.replicas << ", " << c.dtypes.compute << " " << c.dtypes.reduce << ", "
              << c.schedule.micro_steps << " micro-steps, prefetch " << c.schedule.prefetch
-             << (c.schedule.reshard_after_forward ? " reshard" : " keep");
+             << (c.schedule.reshard_after_forward ? " reshard" : " keep")
+             << (c.schedule.reduce_each_micro_step ? "" : " reduce last") << (c.schedule.fused_backward ? " fused" : "")
+             << (c.frozen.empty() ? "" : " frozen " + c.frozen[0]);
 }
 
 // Three steps with an evaluation between them: the peak that the engine's pool and arenas reach is the predicted one.
 void expect_predicted(const Case& c) {
   SCOPED_TRACE(testing::PrintToString(c));
-  const nn::Model model = tiny_model(c.shape);
+  nn::Model model = tiny_model(c.shape);
+  model.plan = plan::freeze(model.plan, c.frozen);
   const plan::MemoryTable table =
       plan::predict_memory(model.plan, {.shards = c.shards,
                                         .replicas = c.replicas,
@@ -122,9 +127,22 @@ TEST(Memory, PeakIsPredictedForEveryScheduleAndDtype) {
       for (const int prefetch : {0, 1, 2, 20}) {
         for (const bool reshard : {false, true}) {
           for (const bool tied : {false, true}) {
-            expect_predicted({{.tied = tied}, 2, 1, of_case, {micro_steps, reshard, prefetch}});
+            for (const bool each : {false, true}) {
+              expect_predicted({{.tied = tied}, 2, 1, of_case, {micro_steps, reshard, prefetch, false, each}});
+            }
           }
         }
+      }
+    }
+  }
+}
+
+TEST(Memory, PeakIsPredictedWithFrozenPartsRecomputingAndFusedSteps) {
+  for (const auto& frozen : {std::vector<std::string>{}, {"*.gain"}, {"table"}, {"table", "block0.*"}, {"block1.*"}}) {
+    for (const bool tied : {false, true}) {
+      for (const bool recompute : {false, true}) {
+        expect_predicted({{.tied = tied}, 3, 1, {}, {2, true, 1, recompute}, frozen});
+        expect_predicted({{.tied = tied}, 2, 2, {}, {1, true, 1, recompute, true, true}, frozen});
       }
     }
   }
