@@ -11,15 +11,16 @@ namespace fedshard::eval {
 namespace {
 
 // `count` sequences from `first` on, filled up with masked ones to `batch`.
-nn::MicroBatch batch_of(const data::TokenDataset& dataset, std::int64_t first, std::int64_t count, std::int64_t batch) {
-  const std::int64_t length = dataset.seq_len();
+nn::MicroBatch batch_of(const data::TokenDataset& dataset, std::int64_t first, std::int64_t count,
+                        const EvalOptions& options) {
+  const std::int64_t length = dataset.seq_len(), batch = options.batch;
   const at::Tensor ids = at::zeros({batch, length + 1}, at::kInt);
   const std::span<std::int32_t> out(ids.mutable_data_ptr<std::int32_t>(), static_cast<std::size_t>(ids.numel()));
   for (std::int64_t i = 0; i < count; ++i) {
     dataset.read(first + i,
                  out.subspan(static_cast<std::size_t>(i * (length + 1)), static_cast<std::size_t>(length + 1)));
   }
-  nn::MicroBatch result = nn::micro_batch_of(ids);
+  nn::MicroBatch result = nn::micro_batch_of(ids, options.document_end);
   result.labels.narrow(0, count, batch - count).fill_(-100);
   return result;
 }
@@ -38,7 +39,7 @@ EvalResult evaluate(shard::Engine& engine, const shard::Arena& parameters, const
   for (std::int64_t pass = 0; pass < slice.passes; ++pass) {
     const std::int64_t done = pass * options.batch;
     const std::int64_t count = std::clamp<std::int64_t>(slice.count - done, 0, options.batch);
-    const shard::LossSum sum = engine.evaluate(batch_of(dataset, slice.first + done, count, options.batch), parameters);
+    const shard::LossSum sum = engine.evaluate(batch_of(dataset, slice.first + done, count, options), parameters);
     sums[0] += sum.loss;
     sums[1] += sum.tokens;
   }

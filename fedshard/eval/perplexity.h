@@ -3,6 +3,7 @@
 // run out goes on with masked ones.
 #pragma once
 #include <cstdint>
+#include <optional>
 
 #include "fedshard/data/loader.h"
 #include "fedshard/shard/engine.h"
@@ -14,6 +15,7 @@ struct EvalOptions {
   // 0: the whole set. Otherwise its first max_passes * batch * world sequences, so that one rank with a batch of 4 and
   // four ranks with 1 evaluate the same ones.
   std::int64_t max_passes = 0;
+  std::optional<std::int64_t> document_end = {};  // see nn::micro_batch_of
 };
 
 struct EvalResult {

@@ -6,17 +6,14 @@
 
 namespace fedshard::nn {
 
-MicroBatch micro_batch_of(const at::Tensor& ids) {
+MicroBatch micro_batch_of(const at::Tensor& ids, std::optional<std::int64_t> end_of_text) {
   const std::int64_t length = ids.size(1) - 1;
   const auto part = [&](std::int64_t first) {
     return ids.narrow(1, first, length).to(at::kLong, /*non_blocking=*/false, /*copy=*/true).contiguous();
   };
-  return {part(0), part(1)};
-}
-
-MicroBatch micro_batch_of(const at::Tensor& ids, std::int64_t end_of_text) {
-  MicroBatch batch = micro_batch_of(ids);
-  const at::Tensor ends = (batch.tokens.cpu() == end_of_text).to(at::kLong);
+  MicroBatch batch{part(0), part(1)};
+  if (!end_of_text) return batch;
+  const at::Tensor ends = (batch.tokens.cpu() == *end_of_text).to(at::kLong);
   batch.documents = ends.cumsum(1) - ends;
   return batch;
 }

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -27,12 +28,9 @@ struct MicroBatch {
 };
 
 // From ids [B, T + 1] of any integer type: inputs the first T of each row, labels the last T. Neither shares memory
-// with `ids` or with the other, so labels can be masked.
-MicroBatch micro_batch_of(const at::Tensor& ids);
-
-// The same with documents: one ends with each `end_of_text` among the inputs, which belongs to the document that it
-// ends. Labels are as above: what follows the end is a label like any other.
-MicroBatch micro_batch_of(const at::Tensor& ids, std::int64_t end_of_text);
+// with `ids` or with the other, so labels can be masked. With `end_of_text`, documents: one ends with each such token
+// among the inputs, which belongs to the document that it ends; what follows it is a label like any other.
+MicroBatch micro_batch_of(const at::Tensor& ids, std::optional<std::int64_t> end_of_text = std::nullopt);
 
 // The lengths of the documents, row after row; empty where `documents` is undefined. Throws RunError where they don't
 // have the tokens' shape or decrease along a row (a bug of the caller's).

@@ -57,7 +57,7 @@ Engine::Engine(const nn::Model& model, int shards, int shard, comm::Axes& axes, 
     : model_(model),
       axes_(axes),
       options_(options),
-      first_trained_(model.plan.first_trained_stage()),
+      first_trained_((model.plan.validate(), model.plan.first_trained_stage())),  // whose faults come first
       map_(model.plan, shards, shard),
       gradient_map_(model.plan, shards, shard,
                     options.schedule.fused_backward ? ArenaRoom::one_trained_unit : ArenaRoom::trained_units),
@@ -66,7 +66,6 @@ Engine::Engine(const nn::Model& model, int shards, int shard, comm::Axes& axes, 
       step_schedule_(plan::step_schedule(model.plan, options.schedule)),
       evaluation_schedule_(plan::evaluation_schedule(model.plan, options.schedule.prefetch)),
       reductions_(options.schedule.reduce_each_micro_step) {
-  model.plan.validate();
   base::require(model.stages.size() == model.plan.stages.size(), "{} stage functions for {} stages",
                 model.stages.size(), model.plan.stages.size());
   base::require(!options.schedule.fused_backward || (options.max_norm == 0 && options.nonfinite == NonFinite::stop),

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "fedshard/model/activations.h"
 #include "fedshard/model/dims.h"
 #include "fedshard/plan/updates.h"
 #include "fedshard/topology/layout.h"
@@ -20,6 +21,8 @@ enum class OptimizerName { adamw, sgd, muon };
 enum class Decay { cosine, linear, none };
 enum class WeightsBy { tokens, uniform };
 enum class BackendChoice { automatic, gloo };  // "auto", "gloo"
+enum class NonFinite { stop, skip };
+using model::ActivationCheckpoint;
 
 // Exactly one of preset and hf is set; what is set below them overrides it.
 struct ModelConfig {
@@ -56,7 +59,12 @@ struct TrainingConfig {
   std::int64_t seq_len = 512;
   std::int64_t steps = 1000;
   std::int64_t gradient_accumulation_steps = 1;
+  bool reduce_each_micro_step = true;
   double max_norm = 1.0;  // 0: no clipping
+  NonFinite nonfinite = NonFinite::stop;
+  ActivationCheckpoint activation_checkpoint = ActivationCheckpoint::none;
+  bool document_mask = false;
+  std::vector<std::string> freeze;  // patterns of parameter names
   std::int64_t seed = 0;
   int threads = 0;          // 0: the cores of the node divided by its ranks
   double time_limit_s = 0;  // 0: none
@@ -73,6 +81,7 @@ struct OptimizerConfig {
   std::optional<double> momentum;            // sgd, muon; load_config fills in what is usual for the name: 0, 0.95
   std::optional<bool> nesterov;              // sgd, muon; load_config fills in false, true
   std::vector<plan::ParameterGroup> groups;  // [[optimizer.group]], the first that matches a parameter counts
+  bool fused_backward = false;
   bool operator==(const OptimizerConfig&) const = default;
 };
 

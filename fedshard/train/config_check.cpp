@@ -1,6 +1,7 @@
 // What must hold between keys, and between them and the world.
 #include "fedshard/base/error.h"
 #include "fedshard/model/hf_config.h"
+#include "fedshard/plan/freeze.h"
 #include "fedshard/plan/llama_units.h"
 #include "fedshard/train/config.h"
 
@@ -29,6 +30,31 @@ void check_model(const Config& config) {
         "[training] seq_len ({}) must not be more than the model's max_position_embeddings ({}); set "
         "[model] max_position_embeddings to train on longer sequences",
         config.training.seq_len, dims.max_position_embeddings);
+  }
+  try {
+    plan::freeze(plan::llama_plan(dims), config.training.freeze);
+  } catch (const UsageError& e) {
+    fail<UsageError>("[training] freeze: {}", e.what());
+  }
+}
+
+void check_fused_backward(const Config& config) {
+  if (!config.optimizer.fused_backward) return;
+  if (config.training.gradient_accumulation_steps > 1) {
+    fail<UsageError>(
+        "[optimizer] fused_backward updates a unit in its backward, but with [training] gradient_accumulation_steps = "
+        "{} other micro-steps are still to come; set one of them otherwise",
+        config.training.gradient_accumulation_steps);
+  }
+  if (config.training.max_norm > 0) {
+    fail<UsageError>(
+        "[optimizer] fused_backward updates units before the norm of the whole gradient is known, so it cannot be "
+        "clipped: set [training] max_norm = 0");
+  }
+  if (config.training.nonfinite == NonFinite::skip) {
+    fail<UsageError>(
+        "[optimizer] fused_backward updates units before it is known whether the gradient is finite, so a step cannot "
+        "be skipped: set [training] nonfinite = \"stop\"");
   }
 }
 
@@ -117,6 +143,7 @@ topology::Layout validate(const Config& config, int world) {
   check_data(config);
   check_optimizer(config);
   check_schedule(config);
+  check_fused_backward(config);
   const auto& p = config.parallelism;
   try {
     auto layout =

@@ -143,8 +143,24 @@ void add_training(std::vector<Key>& keys) {
       .key("steps", &T::steps, at_least(1), "Optimizer updates of the run.")
       .key("gradient_accumulation_steps", &T::gradient_accumulation_steps, between(1, 1 << 20),
            "Micro-steps of a step.")
+      .key("reduce_each_micro_step", &T::reduce_each_micro_step, any,
+           "Reduce gradients in every micro-step, which needs the least memory; false: keep each unit's whole gradient "
+           "and reduce it in the last one, which sends the least.")
       .key("max_norm", &T::max_norm, at_least(0),
            "Gradients of a larger norm (over the whole model, per group) are scaled down to it; 0 turns clipping off.")
+      .key("nonfinite", &T::nonfinite, any,
+           "What a loss or gradient norm that is not finite does: `stop` the run, or `skip` the step on all ranks of "
+           "the group. A hundred skipped steps in a row stop the run too.")
+      .key(
+          "activation_checkpoint", &T::activation_checkpoint, any,
+          "`none` keeps activations for the backward pass, `selective` only the products of matrices and of attention, "
+          "`full` only what enters each block, whose forward then runs twice. Gradients are the same to the bit.")
+      .key("document_mask", &T::document_mask, any,
+           "Attention and positions stop at the end of each document (its end-of-text token), also in evaluation.")
+      .key(
+          "freeze", &T::freeze, any,
+          "Patterns (`*`, `?`, `[...]`) of the names of parameters that are left as they are: no gradient, no moments, "
+          "no part in the averages over groups.")
       .key("seed", &T::seed, at_least(0), "Of the initial weights and the order of the data.")
       .key("threads", &T::threads, between(0, 1024),
            "Threads a rank computes with; 0: the cores of its machine divided by the ranks there.")
@@ -170,7 +186,10 @@ void add_optimizer(std::vector<Key>& keys) {
       .only_when(kSgdOrMuon, is_not_adamw)
       .key("nesterov", &O::nesterov, any, "Nesterov's momentum; with `sgd` it needs a momentum that is more than 0.")
       .by_default("false (sgd), true (muon)")
-      .only_when(kSgdOrMuon, is_not_adamw);
+      .only_when(kSgdOrMuon, is_not_adamw)
+      .key("fused_backward", &O::fused_backward, any,
+           "Update a unit as soon as its gradient is reduced and free the gradient. Only with one micro-step, "
+           "`max_norm = 0` and `nonfinite = \"stop\"`.");
   using G = plan::ParameterGroup;
   Adder<G, ParameterGroupAt>(keys, "optimizer.group", {})
       .key(

@@ -66,6 +66,19 @@ struct Choices<BackendChoice> {
       {{"auto", BackendChoice::automatic}, {"gloo", BackendChoice::gloo}}};
 };
 
+template <>
+struct Choices<NonFinite> {
+  static constexpr std::array<std::pair<const char*, NonFinite>, 2> all{
+      {{"stop", NonFinite::stop}, {"skip", NonFinite::skip}}};
+};
+template <>
+struct Choices<ActivationCheckpoint> {
+  static constexpr std::array<std::pair<const char*, ActivationCheckpoint>, 3> all{
+      {{"none", ActivationCheckpoint::none},
+       {"selective", ActivationCheckpoint::selective},
+       {"full", ActivationCheckpoint::full}}};
+};
+
 // read_value throws UsageError naming the place, what was expected and what was found. write_value gives TOML, or
 // nothing for a value that is not set (an empty optional, text or list). type_name is for messages and docs.
 void read_value(const toml::node& node, const Place& place, const Range& range, bool& value);

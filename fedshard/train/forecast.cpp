@@ -8,7 +8,6 @@
 #include "fedshard/base/quantities.h"
 #include "fedshard/cost/formulas.h"
 #include "fedshard/model/activations.h"
-#include "fedshard/plan/llama_units.h"
 #include "fedshard/train/options.h"
 
 namespace fedshard::train {
@@ -45,14 +44,13 @@ plan::MemoryTable forecast_memory(const Config& config, const topology::Layout& 
   options.compute_bytes = bytes_of(engine.dtypes.compute);
   options.reduce_bytes = bytes_of(engine.dtypes.reduce);
   options.updates = update_options(config.optimizer);
-  options.activation_bytes = model::llama_activation_bytes(
-      dims, {config.training.local_batch_size, config.training.seq_len, options.compute_bytes});
+  options.activation_bytes = model::llama_activation_bytes(dims, micro_step_shape(config));
   options.schedule = engine.schedule;
-  return plan::predict_memory(plan::llama_plan(dims), options);
+  return plan::predict_memory(plan_of(config, dims), options);
 }
 
 std::string forecast_traffic(const Config& config, const topology::Layout& layout) {
-  const plan::ModelPlan plan = plan::llama_plan(dims_of(config.model));
+  const plan::ModelPlan plan = plan_of(config, dims_of(config.model));
   const shard::EngineOptions engine = engine_options(config);
   const cost::TrafficOptions options{engine.schedule, bytes_of(engine.dtypes.compute), bytes_of(engine.dtypes.reduce),
                                      4, update_options(config.optimizer)};
@@ -75,7 +73,7 @@ std::string forecast_traffic(const Config& config, const topology::Layout& layou
 }
 
 void print_dry_run(const Config& config, const topology::Layout& layout) {
-  const plan::ModelPlan plan = plan::llama_plan(dims_of(config.model));
+  const plan::ModelPlan plan = plan_of(config, dims_of(config.model));
   fmt::print(
       "{}\n# Layout\n# {}\n# {} parameters in {} units\n\n# Memory of a rank\n{}\n# Bytes on the wire, all ranks\n{}",
       resolved_toml(config), layout.describe(), plan.numel(), plan.units.size(),

@@ -4,7 +4,7 @@
 
 #include "fedshard/base/error.h"
 #include "fedshard/data/tokenizer.h"
-#include "fedshard/plan/llama_units.h"
+#include "fedshard/train/options.h"
 
 namespace fedshard::train {
 namespace {
@@ -33,7 +33,7 @@ std::filesystem::path data_cache() {
 Inputs open_inputs(const Config& config, const data::PrepareCallback& progress) {
   Inputs inputs;
   inputs.dims = dims_of(config.model);
-  inputs.plan = plan::llama_plan(inputs.dims);
+  inputs.plan = plan_of(config, inputs.dims);
   const auto tokenizer = data::load_tokenizer(config.data.tokenizer);
   if (tokenizer->vocab_size() > inputs.dims.vocab_size) {
     base::fail<base::UsageError>(
@@ -45,6 +45,7 @@ Inputs open_inputs(const Config& config, const data::PrepareCallback& progress) 
   if (!config.data.eval.empty()) {
     inputs.eval = open_dataset(config.data.eval, config, *tokenizer, inputs.dims, progress);
   }
+  if (config.training.document_mask) inputs.document_end = tokenizer->end_of_text();
   if (!config.model.hf.empty()) inputs.weights.emplace(config.model.hf, inputs.plan);
   return inputs;
 }

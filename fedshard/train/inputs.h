@@ -18,6 +18,7 @@ struct Inputs {
   plan::ModelPlan plan;
   std::shared_ptr<const data::TokenDataset> train;
   std::shared_ptr<const data::TokenDataset> eval;  // null where the config names no evaluation data
+  std::optional<std::int64_t> document_end;        // the token that ends a document, where documents are kept apart
   std::optional<checkpoint::HfWeights> weights;    // empty: the model starts from random numbers
 };
 

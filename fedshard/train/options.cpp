@@ -2,6 +2,10 @@
 
 #include <ATen/ATen.h>
 
+#include "fedshard/nn/llama.h"
+#include "fedshard/plan/freeze.h"
+#include "fedshard/plan/llama_units.h"
+
 namespace fedshard::train {
 namespace {
 
@@ -9,12 +13,33 @@ at::ScalarType scalar_type(Dtype dtype) { return dtype == Dtype::bf16 ? at::kBFl
 
 }  // namespace
 
+plan::ModelPlan plan_of(const Config& config, const model::Dims& dims) {
+  return plan::freeze(plan::llama_plan(dims), config.training.freeze);
+}
+
+nn::Model model_of(const Config& config, const model::Dims& dims) {
+  nn::Model model = nn::make_llama(dims, {config.training.activation_checkpoint});
+  model.plan = plan_of(config, dims);
+  return model;
+}
+
+model::MicroStepShape micro_step_shape(const Config& config) {
+  const TrainingConfig& t = config.training;
+  return {t.local_batch_size, t.seq_len, static_cast<std::int64_t>(c10::elementSize(scalar_type(t.dtype))),
+          t.activation_checkpoint, t.document_mask};
+}
+
 shard::EngineOptions engine_options(const Config& config) {
   shard::EngineOptions options;
   options.dtypes = {scalar_type(config.training.dtype), scalar_type(config.training.reduce_dtype)};
-  options.schedule = {static_cast<int>(config.training.gradient_accumulation_steps),
-                      config.parallelism.fsdp_reshard_after_forward, config.parallelism.prefetch};
+  options.schedule.micro_steps = static_cast<int>(config.training.gradient_accumulation_steps);
+  options.schedule.reshard_after_forward = config.parallelism.fsdp_reshard_after_forward;
+  options.schedule.prefetch = config.parallelism.prefetch;
+  options.schedule.recompute = config.training.activation_checkpoint == ActivationCheckpoint::full;
+  options.schedule.reduce_each_micro_step = config.training.reduce_each_micro_step;
+  options.schedule.fused_backward = config.optimizer.fused_backward;
   options.max_norm = config.training.max_norm;
+  options.nonfinite = config.training.nonfinite == NonFinite::skip ? shard::NonFinite::skip : shard::NonFinite::stop;
   return options;
 }
 

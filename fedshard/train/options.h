@@ -2,6 +2,8 @@
 #pragma once
 #include "fedshard/data/loader.h"
 #include "fedshard/federation/weights.h"
+#include "fedshard/model/activations.h"
+#include "fedshard/nn/unit_module.h"
 #include "fedshard/optim/lr_schedule.h"
 #include "fedshard/optim/optimizer.h"
 #include "fedshard/shard/engine.h"
@@ -9,6 +11,11 @@
 
 namespace fedshard::train {
 
+// The configured model, frozen parts and all. `dims` are dims_of(config.model).
+plan::ModelPlan plan_of(const Config& config, const model::Dims& dims);
+nn::Model model_of(const Config& config, const model::Dims& dims);
+// What a micro-step's activations follow from.
+model::MicroStepShape micro_step_shape(const Config& config);
 shard::EngineOptions engine_options(const Config& config);
 optim::OptimizerOptions optimizer_options(const Config& config);
 optim::LrSchedule lr_schedule(const Config& config);

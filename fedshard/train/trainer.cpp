@@ -4,7 +4,6 @@
 
 #include "fedshard/eval/perplexity.h"
 #include "fedshard/nn/init.h"
-#include "fedshard/nn/llama.h"
 #include "fedshard/train/options.h"
 
 namespace fedshard::train {
@@ -13,7 +12,7 @@ Trainer::Trainer(const RankContext& context)
     : context_(context),
       at_(context.layout.at(context.rank)),
       started_s_(clock_.now()),
-      model_(nn::make_llama(context.inputs.dims)),
+      model_(model_of(context.config, context.inputs.dims)),
       engine_(model_, context.layout.group(at_.group).shards, at_.shard, context.axes, engine_options(context.config),
               registry_),
       optimizer_(optim::make_optimizer(optimizer_options(context.config), engine_, context.axes, registry_)),
@@ -45,13 +44,28 @@ base::ExitStatus Trainer::run() {
 void Trainer::train_step() {
   const std::vector<nn::MicroBatch> batches = next_batches();
   const double lr = lr_schedule_.at(step_ + 1);
-  const shard::StepResult result = engine_.step(batches, [&](int unit) { optimizer_->step(unit, step_ + 1, lr); });
+  const shard::StepResult result = engine_.step(batches, [&](int unit) { optimizer_->step(unit, updates_ + 1, lr); });
   ++step_;
-  tokens_ += static_cast<std::int64_t>(result.tokens);
-  tokens_since_round_ += static_cast<std::int64_t>(result.tokens);
+  count(result);
   context_.coordinator.set_step(step_);
   record_step(result, lr);
   if (context_.layout.groups() == 1) stop_ = time_is_up();
+}
+
+// A skipped step has trained on no token, and for the optimizer it has not happened.
+void Trainer::count(const shard::StepResult& result) {
+  constexpr int kMostSkipped = 100;
+  skipped_in_row_ = result.skipped ? skipped_in_row_ + 1 : 0;
+  if (skipped_in_row_ == kMostSkipped) {
+    base::fail<base::RunError>(
+        "rank {}: group {} has skipped {} steps in a row, the last one step {}: its loss or gradient norm is no longer "
+        "finite; lower the learning rate, warm up longer, or compute in fp32",
+        context_.rank, at_.group, kMostSkipped, step_);
+  }
+  if (result.skipped) return;
+  ++updates_;
+  tokens_ += static_cast<std::int64_t>(result.tokens);
+  tokens_since_round_ += static_cast<std::int64_t>(result.tokens);
 }
 
 bool Trainer::round_is_due() const {
@@ -78,7 +92,8 @@ void Trainer::validate() {
   if (!context_.inputs.eval) return;
   const double begin = clock_.now();
   const Config& config = context_.config;
-  const eval::EvalOptions options{config.training.local_batch_size, config.validation.steps};
+  const eval::EvalOptions options{config.training.local_batch_size, config.validation.steps,
+                                  context_.inputs.document_end};
   const auto evaluate = [&](const shard::Arena& parameters) {
     return eval::evaluate(engine_, parameters, *context_.inputs.eval, context_.layout.world(), context_.rank,
                           context_.axes, options);
@@ -129,7 +144,7 @@ std::vector<nn::MicroBatch> Trainer::next_batches() {
   const at::Tensor ids = at::empty({steps, training.local_batch_size, length + 1}, at::kInt);
   loader_.next({ids.mutable_data_ptr<std::int32_t>(), static_cast<std::size_t>(ids.numel())});
   std::vector<nn::MicroBatch> batches;
-  for (std::int64_t m = 0; m < steps; ++m) batches.push_back(nn::micro_batch_of(ids[m]));
+  for (std::int64_t m = 0; m < steps; ++m) batches.push_back(nn::micro_batch_of(ids[m], context_.inputs.document_end));
   return batches;
 }
 

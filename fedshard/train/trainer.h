@@ -42,6 +42,7 @@ class Trainer {
 
  private:
   void train_step();
+  void count(const shard::StepResult& result);
   bool round_is_due() const;
   void finish_round();
   bool validation_is_due() const;
@@ -71,7 +72,9 @@ class Trainer {
   federation::Federation federation_;
   data::Loader loader_;
 
-  std::int64_t step_ = 0;                // updates done
+  std::int64_t step_ = 0;     // steps done
+  std::int64_t updates_ = 0;  // of them, those that were not skipped
+  int skipped_in_row_ = 0;
   std::int64_t round_ = 0;               // rounds done
   std::int64_t tokens_ = 0;              // of this group, since the run began
   std::int64_t tokens_since_round_ = 0;  // of this group

@@ -58,7 +58,7 @@ nn::Model model_of(const checkpoint::SafetensorsFile& file) {
     units.back().parameters.push_back({name.substr(2), entry.shape, {}});
   }
   for (int u = 0; u < static_cast<int>(model.plan.units.size()); ++u) {
-    model.plan.stages.push_back({model.plan.units[u].name, u});
+    model.plan.stages.push_back({model.plan.units[u].name, {u}});
     model.stages.push_back([](nn::Parameters, const at::Tensor& x, const nn::MicroBatch&) { return x; });
   }
   return model;

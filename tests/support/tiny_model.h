@@ -65,7 +65,7 @@ inline nn::MicroBatch tiny_batch(std::int64_t first, std::int64_t count, std::in
           static_cast<std::int64_t>(random() % static_cast<unsigned>(vocab));
     }
   }
-  return {ids.narrow(1, 0, length).contiguous(), ids.narrow(1, 1, length).contiguous()};
+  return {ids.narrow(1, 0, length).clone(), ids.narrow(1, 1, length).clone()};  // so that labels can be masked
 }
 
 // Whole parameters, plain autograd.

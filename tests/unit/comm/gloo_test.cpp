@@ -259,7 +259,8 @@ TEST(GlooFailure, AnUnknownInterfaceIsNamed) {
 
 TEST(AddressTowards, IsTheAddressOfTheRoute) {
   EXPECT_EQ(address_towards(kHere, 1), kHere);
-  EXPECT_EQ(address_towards("localhost", 29500), kHere);
+  const std::string localhost = address_towards("localhost", 29500);  // whichever the machine prefers
+  EXPECT_TRUE(localhost == kHere || localhost == "::1") << localhost;
   EXPECT_THROW(address_towards("no..host", 1), base::UsageError);
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "fedshard/model/dims.h"
+#include "fedshard/plan/freeze.h"
 #include "fedshard/plan/llama_units.h"
 
 namespace fedshard::cost {
@@ -18,7 +19,7 @@ plan::ModelPlan three_units() {
   for (const std::int64_t numel : {960, 480, 480}) {
     const int u = static_cast<int>(plan.units.size());
     plan.units.push_back({fmt::format("unit {}", u), {{fmt::format("p{}", u), {numel}, {}}}});
-    plan.stages.push_back({fmt::format("stage {}", u), u, u > 0});
+    plan.stages.push_back({fmt::format("stage {}", u), {u}, u > 0});
   }
   return plan;
 }
@@ -84,19 +85,38 @@ TEST(Formulas, Llama8bOn512Ranks) {
   EXPECT_EQ(round_bytes(plan, federated, bf16).aggregate_between / 512, 7967524832);
 }
 
+TEST(Formulas, FrozenUnitsAreGatheredAndNothingElse) {
+  const TrafficOptions options{{4, true, 1}, 2, 4, 4};
+  const plan::ModelPlan plan = plan::freeze(three_units(), {"p1"});
+  const Layout layout = Layout::make(16, {.groups = 2, .shard_degree = 4, .replicate_degree = 2});
+  const Bytes step = step_bytes(plan, layout, options);
+  EXPECT_EQ(step.gather, 4 * 16 * 3 * (240 + 2 * 120 + 120) * 2);
+  EXPECT_EQ(step.reduce, 4 * 16 * 3 * (240 + 120) * 4);
+  EXPECT_EQ(step.replica, 4 * 2 * 8 * (240 + 120) * 4);
+  EXPECT_EQ(round_bytes(plan, layout, options).between(), 2 * (960 + 480) * 4);
+  TrafficOptions last = options;
+  last.schedule.reduce_each_micro_step = false;
+  EXPECT_EQ(step_bytes(plan, layout, last).gather, step.gather);
+  EXPECT_EQ(step_bytes(plan, layout, last).reduce, step.reduce / 4);
+  EXPECT_EQ(step_bytes(plan, layout, last).replica, step.replica / 4);
+}
+
 // The closed form of the gathers is the schedule's count, for tied and untied models.
 TEST(Formulas, GathersAreTheSchedules) {
   for (const bool tied : {false, true}) {
     model::Dims dims = model::preset("llama-tiny");
     dims.tie_word_embeddings = tied;
-    const plan::ModelPlan plan = plan::llama_plan(dims);
-    for (const bool reshard : {false, true}) {
-      const plan::Schedule schedule = plan::step_schedule(plan, {1, reshard, 1});
-      for (int u = 0; u < static_cast<int>(plan.units.size()); ++u) {
-        const auto gathers = std::count_if(schedule.begin(), schedule.end(), [&](const plan::Op& op) {
-          return op.kind == plan::OpKind::gather && op.unit == u;
-        });
-        EXPECT_EQ(gathers_of(plan, u, reshard), gathers) << plan.units[u].name;
+    const plan::ModelPlan whole = plan::llama_plan(dims);
+    for (const auto& frozen : {std::vector<std::string>{}, {"*norm*"}, {"model.embed*", "model.layers.0.*"}}) {
+      const plan::ModelPlan plan = plan::freeze(whole, frozen);
+      for (const bool reshard : {false, true}) {
+        const plan::Schedule schedule = plan::step_schedule(plan, {1, reshard, 1, /*recompute=*/tied});
+        for (int u = 0; u < static_cast<int>(plan.units.size()); ++u) {
+          const auto gathers = std::count_if(schedule.begin(), schedule.end(), [&](const plan::Op& op) {
+            return op.kind == plan::OpKind::gather && op.unit == u;
+          });
+          EXPECT_EQ(gathers_of(plan, u, reshard), gathers) << plan.units[u].name;
+        }
       }
     }
   }

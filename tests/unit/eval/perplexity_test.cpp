@@ -146,7 +146,7 @@ TEST(Perplexity, OfSomePassesIsOfTheSameSequencesOnOneRankAndOnFour) {
 nn::Model labels_as_losses() {
   nn::Model model;
   model.plan.units = {{"first", {{"a", {3}, {}}}}, {"last", {{"b", {1}, {}}}}};
-  model.plan.stages = {{"first", 0}, {"last", 1}};
+  model.plan.stages = {{"first", {0}}, {"last", {1}}};
   model.stages.push_back(
       [](nn::Parameters, const at::Tensor&, const nn::MicroBatch& batch) { return batch.tokens.to(at::kFloat); });
   model.stages.push_back([](nn::Parameters, const at::Tensor&, const nn::MicroBatch& batch) {

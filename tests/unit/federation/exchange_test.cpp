@@ -21,7 +21,7 @@ plan::ModelPlan plan_of(const std::vector<std::int64_t>& unit_numel) {
   for (std::size_t u = 0; u < unit_numel.size(); ++u) {
     const std::string name = "unit" + std::to_string(u);
     plan.units.push_back({name, {{name + ".p", {unit_numel[u]}, {}}}});
-    plan.stages.push_back({name, static_cast<int>(u)});
+    plan.stages.push_back({name, {static_cast<int>(u)}});
   }
   return plan;
 }

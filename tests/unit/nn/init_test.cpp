@@ -30,7 +30,7 @@ plan::ModelPlan small_plan() {
   const plan::Initializer one{plan::Initializer::Kind::constant, 1.0};
   const plan::Initializer two{plan::Initializer::Kind::normal, 2.0};
   plan.units = {{"a", {{"a.w", {7, 13}, half}, {"a.norm", {5}, one}}}, {"b", {{"b.v", {11}, two}, {"b.s", {1}, two}}}};
-  plan.stages = {{"a", 0}, {"b", 1}};
+  plan.stages = {{"a", {0}}, {"b", {1}}};
   return plan;
 }
 

@@ -37,7 +37,7 @@ TEST(LlamaPlan, TiedSharesOneRootUnitBetweenFirstAndLastStage) {
   ASSERT_EQ(plan.stages.size(), 6u);
   EXPECT_EQ(plan.stages.front().units, std::vector<int>{0});
   EXPECT_EQ(plan.stages.back().units, std::vector<int>{0});
-  EXPECT_EQ(plan.stages[4].unit, 4);
+  EXPECT_EQ(plan.stages[4].units, std::vector<int>{4});
   ASSERT_EQ(plan.units[0].parameters.size(), 2u);
   EXPECT_EQ(plan.units[0].parameters[0].name, "model.embed_tokens.weight");
   EXPECT_EQ(plan.units[0].parameters[1].name, "model.norm.weight");

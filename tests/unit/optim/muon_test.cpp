@@ -113,7 +113,7 @@ nn::Model model_with_a_block() {
                       {"block", {{"norm", {64}, {}}, {"up", {384, 128}, {}}, {"down", {128, 256}, {}}}},
                       {"head", {{"projection", {128, 64}, {}}}}};
   for (int u = 0; u < 3; ++u) {
-    model.plan.stages.push_back({model.plan.units[u].name, u});
+    model.plan.stages.push_back({model.plan.units[u].name, {u}});
     model.stages.push_back([](nn::Parameters, const at::Tensor& x, const nn::MicroBatch&) { return x; });
   }
   return model;

@@ -26,7 +26,7 @@ inline nn::Model units_of_parameters() {
                 {"wide", {{"m", {3, 50}, {}}, {"n", {7}, {}}, {"o", {2, 3, 2}, {}}, {"q", {50, 3}, {}}}},
                 {"vectors", {{"k", {11}, {}}, {"l", {8}, {}}}}};
   for (int u = 0; u < static_cast<int>(plan.units.size()); ++u) {
-    plan.stages.push_back({plan.units[u].name, u});
+    plan.stages.push_back({plan.units[u].name, {u}});
     model.stages.push_back([](nn::Parameters, const at::Tensor& x, const nn::MicroBatch&) { return x; });
   }
   return model;

@@ -66,7 +66,7 @@ TEST(UpdateRules, APatternThatMatchesNothingIsRefusedByName) {
       ADD_FAILURE() << pattern;
     } catch (const base::UsageError& e) {
       EXPECT_EQ(std::string(e.what()), "the pattern '" + pattern +
-                                           "' of a parameter group matches no parameter of the model; its names are "
+                                           "' matches no parameter of the model; its names are "
                                            "like 'lm_head.weight'");
     }
   }
@@ -91,7 +91,7 @@ ModelPlan small_plan() {
   plan.units = {{"embedding", {{"e", {4, 4}, {}}}},
                 {"block", {{"a", {5}, {}}, {"b", {3, 4}, {}}, {"c", {3}, {}}, {"d", {2, 2, 2}, {}}}},
                 {"head", {{"h", {10}, {}}}}};
-  for (int u = 0; u < 3; ++u) plan.stages.push_back({plan.units[u].name, u});
+  for (int u = 0; u < 3; ++u) plan.stages.push_back({plan.units[u].name, {u}});
   return plan;
 }
 

@@ -173,7 +173,7 @@ TEST(Config, UnknownNamesGetTheNearestKnownOne) {
   EXPECT_EQ(refusal("[xyzzy]\n").substr(0, 60), "run.toml:1: there is no table [xyzzy]; the tables are model,");
   EXPECT_EQ(refusal("[optimizer.adamw]\n"),
             "run.toml:1: [optimizer] has no key 'adamw'; its keys are name, lr, weight_decay, beta1, beta2, eps, "
-            "momentum, nesterov, group");
+            "momentum, nesterov, fused_backward, group");
   EXPECT_EQ(refusal(smallest, {"optimizer.learning-rat=1"}).substr(0, 77),
             "--set optimizer.learning-rat=1: [optimizer] has no key 'learning-rat'; its ke");
   EXPECT_EQ(refusal(smallest, {"trainig.steps=1"}),
