@@ -3,7 +3,7 @@
 .PHONY: help build demo test test-all format clean distclean
 
 help:
-	@echo "make build      the program, at build/release/fedshard"
+	@echo "make build      the program, at build/release/fedshard, and the library for cmake --install"
 	@echo "make demo       trains a small Llama on real text, FSDP against federated (TEXT=folder: on your own *.txt, *.md)"
 	@echo "make test       unit tests and pytest"
 	@echo "make test-all   the same with long property tests, the unit tests under sanitizers, and fuzzers"
@@ -12,7 +12,7 @@ help:
 
 build:
 	@scripts/bootstrap.sh build
-	@scripts/build.sh release fedshard
+	@scripts/build.sh release fedshard fedshard_engine
 
 demo:
 	@scripts/bootstrap.sh demo

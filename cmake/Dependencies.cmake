@@ -5,8 +5,8 @@ find_package(Threads REQUIRED)
 set(fedshard_include_hints ENV CPATH ENV CPLUS_INCLUDE_PATH)
 set(fedshard_library_hints ENV LIBRARY_PATH)
 
-# --- torch: only torch_cpu and c10 are linked. The package's own CMake file asks for a CUDA toolkit whenever the wheel
-# was built for CUDA, even where only the CPU side is wanted.
+# --- torch: cmake/FedshardTorch.cmake, from the Python of the build.
+include(FedshardTorch)
 set(FEDSHARD_PYTHON "" CACHE FILEPATH "The Python whose torch is used (empty: .venv, then python3)")
 if(NOT FEDSHARD_PYTHON)
   if(EXISTS "${PROJECT_SOURCE_DIR}/.venv/bin/python")
@@ -15,28 +15,21 @@ if(NOT FEDSHARD_PYTHON)
     find_program(FEDSHARD_PYTHON NAMES python3 REQUIRED)
   endif()
 endif()
-execute_process(COMMAND "${FEDSHARD_PYTHON}" -c "import importlib.util as u, importlib.metadata as m; print(u.find_spec('torch').submodule_search_locations[0]); print(m.version('torch'))"
-                OUTPUT_VARIABLE torch_report RESULT_VARIABLE torch_status ERROR_QUIET OUTPUT_STRIP_TRAILING_WHITESPACE)
-if(NOT torch_status EQUAL 0)
-  message(FATAL_ERROR "${FEDSHARD_PYTHON} has no torch. Run scripts/bootstrap.sh, or give -DFEDSHARD_PYTHON=<python with torch 2.13>.")
+fedshard_torch_of_python("${FEDSHARD_PYTHON}" FEDSHARD_TORCH FEDSHARD_TORCH_VERSION)
+if(NOT FEDSHARD_TORCH)
+  message(FATAL_ERROR "${FEDSHARD_PYTHON} has no torch. Run scripts/bootstrap.sh, or give -DFEDSHARD_PYTHON=<python with torch ${FEDSHARD_TORCH_SERIES}>.")
 endif()
-string(REPLACE "\n" ";" torch_report "${torch_report}")
-list(GET torch_report 0 FEDSHARD_TORCH)
-list(GET torch_report 1 FEDSHARD_TORCH_VERSION)
-if(NOT FEDSHARD_TORCH_VERSION MATCHES "^2\\.13\\.")
-  message(FATAL_ERROR "torch ${FEDSHARD_TORCH_VERSION} (of ${FEDSHARD_PYTHON}) is not supported: fedshard is tested with torch 2.13. "
-                      "Install torch 2.13.0, or point FEDSHARD_PYTHON at a Python that has it.")
+fedshard_is_supported_torch("${FEDSHARD_TORCH_VERSION}" torch_is_supported)
+if(NOT torch_is_supported)
+  message(FATAL_ERROR "torch ${FEDSHARD_TORCH_VERSION} (of ${FEDSHARD_PYTHON}) is not supported: fedshard is tested with torch ${FEDSHARD_TORCH_SERIES}. "
+                      "Install torch ${FEDSHARD_TORCH_SERIES}.0, or point FEDSHARD_PYTHON at a Python that has it.")
 endif()
 message(STATUS "torch ${FEDSHARD_TORCH_VERSION} in ${FEDSHARD_TORCH}")
+fedshard_make_torch_target("${FEDSHARD_TORCH}")
 
 add_library(torch_headers INTERFACE)
-target_include_directories(torch_headers SYSTEM INTERFACE "${FEDSHARD_TORCH}/include" "${FEDSHARD_TORCH}/include/torch/csrc/api/include")
 target_compile_definitions(torch_headers INTERFACE USE_C10D_GLOO USE_DISTRIBUTED)
-foreach(lib c10 torch_cpu)
-  add_library(${lib} SHARED IMPORTED)
-  set_target_properties(${lib} PROPERTIES IMPORTED_LOCATION "${FEDSHARD_TORCH}/lib/lib${lib}.so")
-endforeach()
-target_link_libraries(torch_headers INTERFACE torch_cpu c10)
+target_link_libraries(torch_headers INTERFACE fedshard::torch)
 
 # --- fmt: torch carries it. The torch-free rooms see nothing of torch but this one folder.
 file(MAKE_DIRECTORY "${CMAKE_BINARY_DIR}/include-fmt")

@@ -2,9 +2,46 @@
 
 #include <ATen/ATen.h>
 
+#include <array>
 #include <cstring>
+#include <vector>
+
+#include "fedshard/base/error.h"
 
 namespace fedshard::shard {
+namespace {
+
+// Numbers travel as doubles, so a digest does as two halves.
+std::array<double, 2> halves_of(std::uint64_t digest) {
+  return {static_cast<double>(digest >> 32), static_cast<double>(digest & 0xffffffffu)};
+}
+
+std::uint64_t of_halves(const std::vector<double>& halves) {
+  return static_cast<std::uint64_t>(halves[0]) << 32 | static_cast<std::uint64_t>(halves[1]);
+}
+
+// What a rank knows: the digest of its copy of the model, and two ranks whose digests differ, if it has heard of any.
+struct Finding {
+  std::uint64_t digest = 0;
+  int first = -1, second = -1;
+};
+
+void compare_along(comm::Communicator& axis, Finding& mine) {
+  const auto [high, low] = halves_of(mine.digest);
+  const std::array<double, 4> words{high, low, static_cast<double>(mine.first), static_cast<double>(mine.second)};
+  const auto all = axis.collect(words);
+  for (std::size_t i = 0; i < all.size() && mine.first < 0; ++i) {
+    if (all[i][2] >= 0) {
+      mine.first = static_cast<int>(all[i][2]);
+      mine.second = static_cast<int>(all[i][3]);
+    } else if (of_halves(all[i]) != of_halves(all[0])) {
+      mine.first = axis.members().ranks[0];
+      mine.second = axis.members().ranks[i];
+    }
+  }
+}
+
+}  // namespace
 
 // Steele, Lea and Flood's SplitMix64 finaliser (OOPSLA 2014), over the index and the bits in turn.
 std::uint64_t mix(std::uint64_t global_index, std::uint32_t bits) {
@@ -31,6 +68,19 @@ std::uint64_t partial_digest(const plan::ModelPlan& plan, const Arena& arena) {
     }
   }
   return sum;
+}
+
+std::uint64_t agreed_digest(const plan::ModelPlan& plan, const Arena& arena, comm::Axes& axes) {
+  Finding mine;
+  for (const auto& part : axes.shard->collect(halves_of(partial_digest(plan, arena)))) mine.digest += of_halves(part);
+  // In this order: every rank has a twin in each group, and hears of a difference between that group's replicas.
+  compare_along(*axes.replica, mine);
+  compare_along(*axes.federation, mine);
+  if (mine.first >= 0) {
+    base::fail<base::RunError>("ranks {} and {} should hold the same model but hold different parameters", mine.first,
+                               mine.second);
+  }
+  return mine.digest;
 }
 
 }  // namespace fedshard::shard

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 
+#include "fedshard/comm/axes.h"
 #include "fedshard/plan/units.h"
 #include "fedshard/shard/arena.h"
 
@@ -10,6 +11,11 @@ namespace fedshard::shard {
 
 // Of the part of the model that this rank's shard of the arena holds (padding left out).
 std::uint64_t partial_digest(const plan::ModelPlan& plan, const Arena& arena);
+
+// Of the whole model, the same on every rank. Collective over the world; equal groups only. Throws RunError on every
+// rank, naming two ranks, where replicas of a group or whole groups hold different parameters: what groups have
+// averaged must be equal everywhere, whatever they did before.
+std::uint64_t agreed_digest(const plan::ModelPlan& plan, const Arena& arena, comm::Axes& axes);
 
 // Of one element; exposed for tests.
 std::uint64_t mix(std::uint64_t global_index, std::uint32_t bits);

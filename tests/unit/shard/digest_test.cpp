@@ -1,0 +1,78 @@
+#include "fedshard/shard/digest.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <mutex>
+#include <set>
+#include <string>
+
+#include "fedshard/base/error.h"
+#include "tests/support/rank_threads.h"
+#include "tests/support/tiny_model.h"
+
+namespace fedshard::shard {
+namespace {
+
+using testing_support::tiny_model;
+
+topology::Layout layout_of(int groups, int replicas, int shards) {
+  return topology::Layout::make(groups * replicas * shards,
+                                {.groups = groups, .shard_degree = shards, .replicate_degree = replicas});
+}
+
+// What agreed_digest says on every rank of the layout, numbers and errors alike, when rank `odd` (-1: none) holds
+// another first element than the rest.
+std::set<std::string> answers(const topology::Layout& layout, int odd) {
+  const plan::ModelPlan plan = tiny_model({}).plan;
+  std::mutex mutex;
+  std::set<std::string> said;
+  testing_support::on_ranks(layout, [&](int rank, comm::Axes& axes) {
+    const topology::Coordinates at = layout.at(rank);
+    const ArenaMap map(plan, layout.group(at.group).shards, at.shard);
+    const Arena arena(map);
+    for (int u = 0; u < map.units(); ++u) {
+      const topology::Range held = map.range(u);
+      const at::Tensor values = arena.real(u);
+      testing_support::tiny_filler(plan)(u, held,
+                                         {values.mutable_data_ptr<float>(), static_cast<std::size_t>(values.numel())});
+    }
+    if (rank == odd) arena.real(0)[0].add_(1e-6);
+    std::string answer;
+    try {
+      answer = std::to_string(agreed_digest(plan, arena, axes));
+    } catch (const base::RunError& e) {
+      answer = e.what();
+    }
+    const std::lock_guard lock(mutex);
+    said.insert(answer);
+  });
+  return said;
+}
+
+TEST(AgreedDigest, IsTheSameInEveryLayout) {
+  const auto alone = answers(layout_of(1, 1, 1), -1);
+  ASSERT_EQ(alone.size(), 1u);
+  EXPECT_GT(*alone.begin(), "0");
+  for (const auto& layout : {layout_of(1, 1, 2), layout_of(1, 1, 5), layout_of(1, 3, 1), layout_of(3, 1, 1),
+                             layout_of(2, 2, 2), layout_of(3, 2, 1), layout_of(1, 1, 97)}) {
+    EXPECT_EQ(answers(layout, -1), alone) << layout.describe();
+  }
+  EXPECT_NE(answers(layout_of(1, 1, 2), 0), alone);  // one bit more is another model
+}
+
+TEST(AgreedDigest, EveryRankThrowsWhereOneIsDifferent) {
+  for (const auto& layout : {layout_of(1, 2, 1), layout_of(2, 1, 1), layout_of(2, 2, 2), layout_of(3, 3, 1)}) {
+    for (const int group : {0, layout.groups() - 1}) {
+      const int odd = layout.group(group).first_rank + layout.group(group).ranks - layout.group(group).shards;
+      const auto said = answers(layout, odd);
+      EXPECT_FALSE(said.empty());
+      for (const std::string& text : said) {
+        EXPECT_NE(text.find("should hold the same model"), text.npos) << layout.describe() << ": " << text;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fedshard::shard
