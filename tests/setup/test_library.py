@@ -47,11 +47,11 @@ def run(command, **extra):
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
-    """The commands of the page, but `make build`, which has been done. `prefix` is where the tree lies now, `named` where
+    """The commands of the page, but the first line, which scripts/test.sh has done. `prefix` is where the tree lies now, `named` where
     it was installed, `output` what the example printed."""
     home = tmp_path_factory.mktemp("home")
     build, install, *rest = re.search(r"```bash\n(.*?)```", PAGE.read_text(), re.S)[1].splitlines()
-    assert build == "make build" and "--install build/release" in install
+    assert build == "make build && source .deps/env.sh" and "--install build/release" in install
     named, prefix = home / "fedshard", home / "moved" / "there"
     prefix.parent.mkdir()
 
@@ -117,11 +117,14 @@ def test_groups_of_one_rank(tree):
     assert_learns(losses(run_ranks(tree.program, 3, "LICENSE", 3), groups=3))
 
 
-@pytest.mark.parametrize("arguments, words", [
-    ([], "with torchrun"), (["LICENSE", "2"], "with torchrun"),
+@pytest.mark.parametrize("arguments, launched, words", [
+    (["LICENSE", "2"], False, "with torchrun"),
+    (["LICENSE"], True, "with torchrun"),
+    (["nowhere", "1"], True, "'nowhere' has 0 bytes"),
 ])
-def test_the_example_says_what_it_needs(tree, arguments, words):
-    done = run([tree.program, *arguments])
+def test_the_example_says_what_it_needs(tree, arguments, launched, words):
+    place = dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="1") if launched else {}
+    done = run([tree.program, *arguments], **place)
     assert done.returncode == 1 and words in done.stderr
 
 
@@ -184,7 +187,7 @@ def configure(tree, folder, *options, version="0.1"):
     (folder / "CMakeLists.txt").write_text("cmake_minimum_required(VERSION 3.22)\nproject(x LANGUAGES CXX)\n"
                                            f"find_package(fedshard {version} REQUIRED)\n")
     done = run([CMAKE, "-S", folder, "-B", folder / "b", "-G", "Ninja", f"-Dfedshard_ROOT={tree.prefix}", *options])
-    return done.returncode, " ".join(done.stderr.split())
+    return done.returncode, " ".join((done.stdout + done.stderr).split())
 
 
 def test_another_torch_is_refused_by_name(tree, tmp_path):
@@ -206,12 +209,20 @@ def test_no_torch_is_said(tree, tmp_path):
     assert status != 0 and "fedshard needs torch 2.13 and found none" in words
 
 
-@pytest.mark.parametrize("option", [f"-DFEDSHARD_PYTHON={sys.executable}", f"-DFEDSHARD_TORCH={TORCH}",
-                                    f"-DTORCH_INSTALL_PREFIX={TORCH}", f"-DCMAKE_PREFIX_PATH={TORCH}",
-                                    f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}"])
-def test_torch_is_found(tree, tmp_path, option):
-    status, words = configure(tree, tmp_path / "project", option)
-    assert status == 0, words
+@pytest.mark.parametrize("option", ["-DFEDSHARD_TORCH={}", "-DTORCH_INSTALL_PREFIX={}", "-DCMAKE_PREFIX_PATH={}",
+                                    "-DCMAKE_PREFIX_PATH={}/share/cmake"])
+def test_torch_is_found_where_it_is_said_to_be(tree, tmp_path, option):
+    link = tmp_path / "libtorch"
+    link.symlink_to(TORCH)
+    status, words = configure(tree, tmp_path / "project", option.format(link))
+    assert status == 0 and f"{torch.__version__.split('+')[0]} in {link} " in words, words
+
+
+def test_a_python_that_is_named_comes_before_prefixes(tree, tmp_path):
+    link = tmp_path / "libtorch"
+    link.symlink_to(TORCH)
+    status, words = configure(tree, tmp_path / "project", f"-DCMAKE_PREFIX_PATH={link}", f"-DFEDSHARD_PYTHON={sys.executable}")
+    assert status == 0 and f" in {TORCH} " in words, words
 
 
 def test_another_minor_version_is_refused(tree, tmp_path):
