@@ -1,10 +1,10 @@
 # What `cmake --install` brings: the program, and the engine as a library (docs/library.md): one archive, the public
-# headers, and a package for find_package(fedshard). Nothing in them names a folder of the build.
+# headers, and a package for find_package(fedshard). Nothing in the library names a folder of the build.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-set_target_properties(fedshard PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
-install(TARGETS fedshard RUNTIME COMPONENT program)
+# As it was linked: torch and the libraries stay where they are, and CMake would take out run paths below the source tree.
+install(PROGRAMS "$<TARGET_FILE:fedshard>" DESTINATION "${CMAKE_INSTALL_BINDIR}" COMPONENT program)
 
 # Of the rooms below, the whole; of the others, what works without our launcher and its coordinator.
 add_library(fedshard_engine STATIC)
