@@ -63,7 +63,7 @@ void train(const at::Tensor& text, int groups, const control::Place& place) {
   engine.fill([&](int unit, topology::Range held, std::span<float> out) {
     nn::initialize_slice(model.plan, /*seed=*/1, unit, held.begin, held.end, out);
   });
-  const auto optimizer = optim::make_optimizer({}, engine, registry);
+  const auto optimizer = optim::make_optimizer({}, engine, axes, registry);
   federation::Exchange exchange(layout, place.rank, model.plan, engine.map(), axes);
   const std::vector<double> weights(static_cast<std::size_t>(groups), 1.0 / groups);
 
