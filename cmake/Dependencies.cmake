@@ -31,6 +31,17 @@ add_library(torch_headers INTERFACE)
 target_compile_definitions(torch_headers INTERFACE USE_C10D_GLOO USE_DISTRIBUTED)
 target_link_libraries(torch_headers INTERFACE fedshard::torch)
 
+# --- CUDA: needs a CUDA build of torch, and headers of what that torch runs on, which its wheel brings along as packages.
+set(FEDSHARD_CUDA AUTO CACHE STRING "NCCL and GPUs: ON, OFF, or AUTO (where torch is a CUDA build and the headers are there)")
+set_property(CACHE FEDSHARD_CUDA PROPERTY STRINGS AUTO ON OFF)
+if(NOT FEDSHARD_CUDA MATCHES "^(AUTO|ON|OFF)$")
+  message(FATAL_ERROR "FEDSHARD_CUDA is '${FEDSHARD_CUDA}'; it can be ON, OFF or AUTO.")
+endif()
+set(FEDSHARD_HAS_CUDA OFF)
+if(NOT FEDSHARD_CUDA STREQUAL "OFF")
+  include(Cuda)
+endif()
+
 # --- fmt: torch carries it. The torch-free rooms see nothing of torch but this one folder.
 file(MAKE_DIRECTORY "${CMAKE_BINARY_DIR}/include-fmt")
 file(CREATE_LINK "${FEDSHARD_TORCH}/include/fmt" "${CMAKE_BINARY_DIR}/include-fmt/fmt" SYMBOLIC)

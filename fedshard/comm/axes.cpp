@@ -10,29 +10,37 @@
 namespace fedshard::comm {
 namespace {
 
-std::unique_ptr<Communicator> make(std::string name, std::vector<int> ranks, int rank, Backend& backend,
-                                   TrafficCounter& counter, const Watcher& watcher) {
+std::unique_ptr<Communicator> make(std::string name, std::vector<int> ranks, int rank, const Connect& connect) {
   const auto place = std::find(ranks.begin(), ranks.end(), rank);
   base::require(place != ranks.end(), "rank {} is not a member of the {}", rank, name);
-  Members members{std::move(name), ranks, static_cast<int>(place - ranks.begin())};
-  auto transport = members.size() > 1 ? backend.connect(members) : nullptr;
-  return make_ring_communicator(std::move(members), std::move(transport), counter, watcher);
+  return connect({std::move(name), ranks, static_cast<int>(place - ranks.begin())});
 }
 
 }  // namespace
 
-Axes make_axes(const topology::Layout& layout, int rank, Backend& backend, TrafficCounter& counter,
-               const Watcher& watcher) {
+Axes make_axes(const topology::Layout& layout, int rank, const Connect& connect) {
   const topology::Coordinates at = layout.at(rank);
   Axes axes;
   axes.shard = make(fmt::format("shard axis of group {}, replica {}", at.group, at.replica), layout.shard_peers(rank),
-                    rank, backend, counter, watcher);
+                    rank, connect);
   axes.replica = make(fmt::format("replica axis of group {}, shard {}", at.group, at.shard), layout.replica_peers(rank),
-                      rank, backend, counter, watcher);
-  axes.group = make(fmt::format("group {}", at.group), layout.group_peers(rank), rank, backend, counter, watcher);
+                      rank, connect);
+  axes.group = make(fmt::format("group {}", at.group), layout.group_peers(rank), rank, connect);
   axes.federation = make(fmt::format("federation axis of replica {}, shard {}", at.replica, at.shard),
-                         layout.twins(rank), rank, backend, counter, watcher);
+                         layout.twins(rank), rank, connect);
   return axes;
+}
+
+Axes make_axes(const topology::Layout& layout, int rank, Backend& backend, TrafficCounter& counter,
+               const Watcher& watcher) {
+  return make_axes(layout, rank, connect_over_messages(backend, counter, watcher));
+}
+
+Connect connect_over_messages(Backend& backend, TrafficCounter& counter, Watcher watcher) {
+  return [&backend, &counter, watcher = std::move(watcher)](Members members) {
+    auto transport = members.size() > 1 ? backend.connect(members) : nullptr;
+    return make_ring_communicator(std::move(members), std::move(transport), counter, watcher);
+  };
 }
 
 std::vector<int> groups_by_rank(const topology::Layout& layout) {

@@ -14,9 +14,14 @@ struct Axes {
   std::unique_ptr<Communicator> federation;  // the twins: the ranks of the other groups that hold the same slice
 };
 
-// Called by every rank of the world. Equal groups only. `counter` must outlive the axes.
+// Called by every rank of the world. Equal groups only.
+Axes make_axes(const topology::Layout& layout, int rank, const Connect& connect);
+// The same with rings over the messages of `backend`. `counter` must outlive the axes.
 Axes make_axes(const topology::Layout& layout, int rank, Backend& backend, TrafficCounter& counter,
                const Watcher& watcher = nullptr);
+
+// Rings over the messages of `backend`; it and `counter` must outlive what is connected.
+Connect connect_over_messages(Backend& backend, TrafficCounter& counter, Watcher watcher);
 
 // group_of[rank], for a TrafficCounter.
 std::vector<int> groups_by_rank(const topology::Layout& layout);

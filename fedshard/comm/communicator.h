@@ -25,7 +25,8 @@ namespace fedshard::comm {
 class Work {
  public:
   virtual ~Work() = default;
-  // Returns when the operation is done; throws what ended it. May be called repeatedly and from any thread.
+  // Returns when the operation is done; throws what ended it. May be called repeatedly and from any thread. For tensors
+  // on a GPU it returns at once, and the current stream of the calling thread waits instead (nccl.h).
   virtual void wait() = 0;
 };
 using WorkPtr = std::shared_ptr<Work>;
@@ -33,7 +34,7 @@ using WorkPtr = std::shared_ptr<Work>;
 // What goes to or comes from one member in an exchange.
 struct Parcel {
   int peer = 0;       // index into Members::ranks
-  at::Tensor buffer;  // contiguous, on the CPU
+  at::Tensor buffer;  // contiguous
 };
 
 // Told, on the communicator's worker thread, of each operation that begins: "reduce-scatter (reduce) on the shard axis
@@ -69,5 +70,8 @@ class Communicator {
  private:
   Members members_;
 };
+
+// Makes the communicator of these members. Every member must call it for the same communicators in the same order.
+using Connect = std::function<std::unique_ptr<Communicator>(Members members)>;
 
 }  // namespace fedshard::comm

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "fedshard/base/error.h"
+#include "fedshard/comm/chunks.h"
 #include "fedshard/comm/plain_words.h"
 #include "fedshard/comm/worker.h"
 
@@ -58,9 +59,7 @@ void check_buffer(const at::Tensor& buffer) {
 // Cuts as evenly as whole elements allow.
 Chunks even_chunks(const at::Tensor& buffer, int n) {
   check_buffer(buffer);
-  Chunks chunks{buffer, {}};
-  for (int i = 0; i <= n; ++i) chunks.offsets.push_back(buffer.numel() * i / n);
-  return chunks;
+  return {buffer, even_offsets(buffer.numel(), n)};
 }
 
 Chunks equal_chunks(const at::Tensor& buffer, int n) {

@@ -10,9 +10,9 @@
 namespace fedshard::eval {
 namespace {
 
-// `count` sequences from `first` on, filled up with masked ones to `batch`.
+// `count` sequences from `first` on, filled up with masked ones to `batch`, on `device`.
 nn::MicroBatch batch_of(const data::TokenDataset& dataset, std::int64_t first, std::int64_t count,
-                        const EvalOptions& options) {
+                        const EvalOptions& options, at::Device device) {
   const std::int64_t length = dataset.seq_len(), batch = options.batch;
   const at::Tensor ids = at::zeros({batch, length + 1}, at::kInt);
   const std::span<std::int32_t> out(ids.mutable_data_ptr<std::int32_t>(), static_cast<std::size_t>(ids.numel()));
@@ -20,7 +20,7 @@ nn::MicroBatch batch_of(const data::TokenDataset& dataset, std::int64_t first, s
     dataset.read(first + i,
                  out.subspan(static_cast<std::size_t>(i * (length + 1)), static_cast<std::size_t>(length + 1)));
   }
-  nn::MicroBatch result = nn::micro_batch_of(ids, options.document_end);
+  nn::MicroBatch result = nn::micro_batch_of(ids.to(device), options.document_end);
   result.labels.narrow(0, count, batch - count).fill_(-100);
   return result;
 }
@@ -39,7 +39,8 @@ EvalResult evaluate(shard::Engine& engine, const shard::Arena& parameters, const
   for (std::int64_t pass = 0; pass < slice.passes; ++pass) {
     const std::int64_t done = pass * options.batch;
     const std::int64_t count = std::clamp<std::int64_t>(slice.count - done, 0, options.batch);
-    const shard::LossSum sum = engine.evaluate(batch_of(dataset, slice.first + done, count, options), parameters);
+    const shard::LossSum sum =
+        engine.evaluate(batch_of(dataset, slice.first + done, count, options, engine.device()), parameters);
     sums[0] += sum.loss;
     sums[1] += sum.tokens;
   }

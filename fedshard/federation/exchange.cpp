@@ -72,7 +72,7 @@ std::vector<comm::Parcel> Exchange::pack(const shard::Arena& parameters) const {
     if (part.owner == group_) continue;
     const int peer = part.peers[part.owner];
     copy_elements(buffer_of(result, peer).mutable_data_ptr<float>() + part.place.at(peer),
-                  parameters.slice(part.unit, part.range).const_data_ptr<float>(), part.range.size());
+                  parameters.slice(part.unit, part.range).cpu().const_data_ptr<float>(), part.range.size());
   }
   return result;
 }
@@ -85,10 +85,11 @@ at::Tensor Exchange::mean_of(const shard::Arena& parameters, std::span<const dou
   const std::vector<comm::Parcel> results = parcels(from_peer_), returned = parcels(to_owner_);
   for (const Part& part : parts_) {
     if (part.owner != group_) continue;
+    const at::Tensor mine_on_host = parameters.slice(part.unit, part.range).cpu();
     std::vector<const float*> values;
     for (int group = 0; group < static_cast<int>(part.peers.size()); ++group) {
       const int peer = part.peers[group];
-      values.push_back(group == group_ ? parameters.slice(part.unit, part.range).const_data_ptr<float>()
+      values.push_back(group == group_ ? mine_on_host.const_data_ptr<float>()
                                        : buffer_of(theirs, peer).const_data_ptr<float>() + part.place.at(peer));
     }
     float* out = mean.mutable_data_ptr<float>() + part.offset;
@@ -139,7 +140,8 @@ double Exchange::square_distance(const shard::Arena& parameters, const at::Tenso
   double square = 0;
   const float* mean = slice.const_data_ptr<float>();
   for (const Part& part : parts_) {
-    const float* values = parameters.slice(part.unit, part.range).const_data_ptr<float>();
+    const at::Tensor on_host = parameters.slice(part.unit, part.range).cpu();
+    const float* values = on_host.const_data_ptr<float>();
     for (std::int64_t i = 0; i < part.range.size(); ++i) {
       const double difference = static_cast<double>(values[i]) - mean[part.offset + i];
       square += difference * difference;

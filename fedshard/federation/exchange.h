@@ -5,6 +5,9 @@
 // made of point-to-point messages, with a ring all-reduce's bytes; but the result has the same bits everywhere,
 // whatever the transport and the layout, and nothing is overwritten until the caller spreads it.
 //
+// Messages and sums are the CPU's, wherever the parameters are: fp64 is slow on most GPUs, and a sum on one kind of
+// device has one rounding.
+//
 // Under HSDP each replica exchanges only its slice of the shard ("split"): every network card carries 1/R.
 #pragma once
 #include <ATen/core/Tensor.h>
@@ -25,8 +28,8 @@ class Exchange {
   Exchange(const topology::Layout& layout, int rank, const plan::ModelPlan& plan, const shard::ArenaMap& map,
            comm::Axes& axes);
 
-  // The mean over the groups of this rank's slice of `parameters`, with one weight a group: [slice_numel()] fp32, unit
-  // after unit. Collective over the federation axis. `parameters` is only read.
+  // The mean over the groups of this rank's slice of `parameters`, with one weight a group: [slice_numel()] fp32 on the
+  // CPU, unit after unit. Collective over the federation axis. `parameters` is only read.
   at::Tensor mean_of(const shard::Arena& parameters, std::span<const double> weights, comm::Purpose purpose);
 
   // Writes a slice into `target` here and in the other replicas, and theirs into `target`. Collective over the replica

@@ -8,8 +8,8 @@
 
 namespace fedshard::shard {
 
-ArenaMap::ArenaMap(const plan::ModelPlan& plan, int shards, int shard, ArenaRoom room)
-    : shards_(shards), shard_(shard) {
+ArenaMap::ArenaMap(const plan::ModelPlan& plan, int shards, int shard, ArenaRoom room, at::Device device)
+    : shards_(shards), shard_(shard), device_(device) {
   for (const plan::UnitSpec& unit : plan.units) {
     const bool held = room == ArenaRoom::every_unit || !unit.frozen;
     const std::int64_t taken = held ? unit.arena_numel(shards) : 0;
@@ -25,6 +25,7 @@ ArenaMap::ArenaMap(const plan::ModelPlan& plan, int shards, int shard, ArenaRoom
 ArenaMap::ArenaMap(const ArenaMap& whole, const std::vector<std::vector<topology::Range>>& kept)
     : shards_(whole.shards_),
       shard_(whole.shard_),
+      device_(whole.device_),
       whole_(false),
       shard_numel_(whole.shard_numel_),
       ranges_(whole.ranges_) {
@@ -53,7 +54,8 @@ std::int64_t ArenaMap::real_numel() const {
   return numel;
 }
 
-Arena::Arena(const ArenaMap& map) : map_(&map), flat_(at::zeros({map.numel()}, at::kFloat)) {}
+Arena::Arena(const ArenaMap& map)
+    : map_(&map), flat_(at::zeros({map.numel()}, at::TensorOptions().dtype(at::kFloat).device(map.device()))) {}
 
 at::Tensor Arena::unit(int unit) const { return flat_.narrow(0, map_->offset(unit), map_->shard_numel(unit)); }
 

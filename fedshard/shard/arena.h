@@ -31,7 +31,8 @@ struct ArenaPiece {
 // Where each unit's shard, or parts of it, lie in an arena of one rank.
 class ArenaMap {
  public:
-  ArenaMap(const plan::ModelPlan& plan, int shards, int shard, ArenaRoom room = ArenaRoom::every_unit);
+  ArenaMap(const plan::ModelPlan& plan, int shards, int shard, ArenaRoom room = ArenaRoom::every_unit,
+           at::Device device = at::kCPU);
   // For state that not every element has, as some moments: kept[u] are ascending ranges within whole.range(u). They lie
   // one after another without gaps. offset(), and an arena's unit() and real(), are refused.
   ArenaMap(const ArenaMap& whole, const std::vector<std::vector<topology::Range>>& kept);
@@ -46,9 +47,11 @@ class ArenaMap {
   std::int64_t real_numel() const;                                         // over all pieces, without padding
   int shards() const { return shards_; }
   int shard() const { return shard_; }
+  at::Device device() const { return device_; }  // of the arenas made from this map
 
  private:
   int shards_, shard_;
+  at::Device device_;
   bool whole_ = true;
   std::int64_t total_ = 0;
   std::vector<std::int64_t> offsets_, shard_numel_;

@@ -58,9 +58,10 @@ Engine::Engine(const nn::Model& model, int shards, int shard, comm::Axes& axes, 
       axes_(axes),
       options_(options),
       first_trained_((model.plan.validate(), model.plan.first_trained_stage())),  // whose faults come first
-      map_(model.plan, shards, shard),
+      map_(model.plan, shards, shard, ArenaRoom::every_unit, options.device),
       gradient_map_(model.plan, shards, shard,
-                    options.schedule.fused_backward ? ArenaRoom::one_trained_unit : ArenaRoom::trained_units),
+                    options.schedule.fused_backward ? ArenaRoom::one_trained_unit : ArenaRoom::trained_units,
+                    options.device),
       parameters_(map_),
       gradients_(gradient_map_),
       step_schedule_(plan::step_schedule(model.plan, options.schedule)),
@@ -84,8 +85,9 @@ Engine::~Engine() = default;
 
 void Engine::fill(const Filler& filler) {
   for (int u = 0; u < map_.units(); ++u) {
-    const at::Tensor values = parameters_.real(u);
-    filler(u, map_.range(u), {values.mutable_data_ptr<float>(), static_cast<std::size_t>(values.numel())});
+    const at::Tensor values = parameters_.real(u), on_host = values.cpu();  // the same tensor where that is the device
+    filler(u, map_.range(u), {on_host.mutable_data_ptr<float>(), static_cast<std::size_t>(on_host.numel())});
+    values.copy_(on_host);
   }
 }
 

@@ -32,6 +32,7 @@ struct EngineOptions {
   plan::ScheduleOptions schedule;
   double max_norm = 0;  // gradients are scaled down to this norm; 0: never, as schedule.fused_backward wants it
   NonFinite nonfinite = NonFinite::stop;  // schedule.fused_backward can only stop, when the harm is done
+  at::Device device = at::kCPU;           // of parameters, gradients, moments and whatever is gathered
 };
 
 // Over one group: all its ranks, all the step's micro-steps.
@@ -64,10 +65,10 @@ class Engine {
   // Sets this rank's shard of the parameters.
   void fill(const Filler& filler);
 
-  // One step on this rank's micro-batches, one for each micro-step, all of `positions` tokens. When all gradients are
-  // means over the group's tokens, and clipped, calls step_unit(u) for each unit that trains; it may change the
-  // parameters' slice of that unit. With fused_backward it is called when u's own gradient is such a mean, and the
-  // gradient is gone after it.
+  // One step on this rank's micro-batches, one for each micro-step, all of `positions` tokens, on device(). When all
+  // gradients are means over the group's tokens, and clipped, calls step_unit(u) for each unit that trains; it may
+  // change the parameters' slice of that unit. With fused_backward it is called when u's own gradient is such a mean,
+  // and the gradient is gone after it.
   StepResult step(std::span<const nn::MicroBatch> batches, const std::function<void(int unit)>& step_unit);
 
   // A forward pass without gradients, with `parameters` in place of the engine's own. Collective over the shard axis.
@@ -77,6 +78,7 @@ class Engine {
   const ArenaMap& map() const { return map_; }  // of the parameters
   const Arena& parameters() const { return parameters_; }
   const Arena& gradients() const { return gradients_; }
+  at::Device device() const { return options_.device; }
   // The most that gathered units and gradients under way have taken at once; plan::predict_memory knows it beforehand.
   std::int64_t peak_buffer_bytes() const { return pool_.peak_bytes(); }
   void observe(OpObserver observer) { observer_ = std::move(observer); }

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/StorageImpl.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <utility>
@@ -10,7 +11,15 @@
 
 namespace fedshard::shard {
 
+void BufferPool::require_stream(at::Device device) {
+  const c10::Stream current = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  if (!stream_) stream_ = current;
+  base::require(current == *stream_, "flat buffers of one pool are used on the streams {} and {} of {}", stream_->id(),
+                current.id(), device.str());
+}
+
 c10::DataPtr BufferPool::take(std::size_t bytes, at::Device device) {
+  require_stream(device);
   auto& kept = kept_[bytes];
   if (kept.empty()) {
     bytes_ += static_cast<std::int64_t>(bytes);
@@ -43,7 +52,7 @@ FlatBuffer::FlatBuffer(std::int64_t numel, at::ScalarType dtype, at::Device devi
 }
 
 FlatBuffer::~FlatBuffer() {
-  if (present_) drop();
+  if (present_) let_go();
 }
 
 void FlatBuffer::acquire() {
@@ -54,6 +63,11 @@ void FlatBuffer::acquire() {
 
 void FlatBuffer::drop() {
   base::require(present_, "a flat buffer is dropped twice");
+  pool_.require_stream(flat_.device());
+  let_go();
+}
+
+void FlatBuffer::let_go() {
   auto* storage = flat_.storage().unsafeGetStorageImpl();
   pool_.give_back(storage->set_data_ptr(c10::DataPtr(nullptr, flat_.device())), storage->nbytes());
   present_ = false;

@@ -6,9 +6,11 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
+#include <c10/core/Stream.h>
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -17,7 +19,12 @@ namespace fedshard::shard {
 // Keeps freed buffers of a size that several owners share (the blocks'), so that gathering one after another allocates
 // nothing after the first step. A size that one owner alone uses (the embedding's, the head's) is freed when dropped.
 // plan/memory.cpp predicts its bytes and follows the same rules.
-// Not safe from several threads; one an engine.
+//
+// On a GPU it relies on one stream: bytes are taken and given back by the thread whose current stream computes with
+// them, always the same one, and collectives work on them between an event of that stream and its wait (comm/nccl.h).
+// So bytes may change hands at once: whatever the next owner does with them, on that stream or in a collective, comes
+// after all that the last one did. No event a buffer, no record_stream, and no allocation that waits for them. Another
+// stream is refused. Not safe from several threads; one an engine.
 class BufferPool {
  public:
   // Announces that `owner` (a unit) will take buffers of this size, one or more at a time. All owners announce
@@ -25,6 +32,8 @@ class BufferPool {
   void register_size(std::size_t bytes, int owner) { owners_[bytes].insert(owner); }
   c10::DataPtr take(std::size_t bytes, at::Device device);
   void give_back(c10::DataPtr data, std::size_t bytes);
+  // Throws RunError where this thread's current stream is another one than at the first call. take() asks by itself.
+  void require_stream(at::Device device);
   std::int64_t bytes() const { return bytes_; }  // allocated now, in use or kept
   std::int64_t peak_bytes() const { return peak_bytes_; }
 
@@ -32,6 +41,7 @@ class BufferPool {
   std::map<std::size_t, std::set<int>> owners_;
   std::map<std::size_t, std::vector<c10::DataPtr>> kept_;
   std::int64_t bytes_ = 0, peak_bytes_ = 0;
+  std::optional<c10::Stream> stream_;
 };
 
 // `pool` must outlive the buffer. `owner` is whoever the pool shall know it by: the index of its unit.
@@ -51,6 +61,8 @@ class FlatBuffer {
   at::Tensor view(std::int64_t offset, at::IntArrayRef shape) const;
 
  private:
+  void let_go();
+
   BufferPool& pool_;
   at::Tensor flat_;
   bool present_ = false;

@@ -12,8 +12,8 @@ ShardedUnit::ShardedUnit(const plan::UnitSpec& spec, int index, const ArenaMap& 
     : index_(index),
       map_(map),
       axes_(axes),
-      flat_(map.shards() * map.shard_numel(index), dtypes.compute, at::kCPU, pool, index) {
-  if (!spec.frozen) gradients_.emplace(map.shards() * map.shard_numel(index), dtypes.reduce, at::kCPU, pool, index);
+      flat_(map.shards() * map.shard_numel(index), dtypes.compute, map.device(), pool, index) {
+  if (!spec.frozen) gradients_.emplace(map.shards() * map.shard_numel(index), dtypes.reduce, map.device(), pool, index);
   for (int p = 0; p < static_cast<int>(spec.parameters.size()); ++p) {
     const auto& shape = spec.parameters[p].shape;
     parameters_.push_back(flat_.view(spec.offset_of(p), shape));

@@ -20,7 +20,7 @@ enum class Dtype { fp32, bf16 };
 enum class OptimizerName { adamw, sgd, muon };
 enum class Decay { cosine, linear, none };
 enum class WeightsBy { tokens, uniform };
-enum class BackendChoice { automatic, gloo };  // "auto", "gloo"
+enum class BackendChoice { automatic, gloo, nccl };  // "auto", "gloo", "nccl"
 enum class NonFinite { stop, skip };
 using model::ActivationCheckpoint;
 

@@ -1,5 +1,6 @@
 // What must hold between keys, and between them and the world.
 #include "fedshard/base/error.h"
+#include "fedshard/comm/nccl.h"
 #include "fedshard/model/hf_config.h"
 #include "fedshard/plan/freeze.h"
 #include "fedshard/plan/llama_units.h"
@@ -144,6 +145,7 @@ topology::Layout validate(const Config& config, int world) {
   check_optimizer(config);
   check_schedule(config);
   check_fused_backward(config);
+  if (config.comm.backend == BackendChoice::nccl) comm::require_nccl();
   const auto& p = config.parallelism;
   try {
     auto layout =

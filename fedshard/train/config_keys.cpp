@@ -239,7 +239,10 @@ void add_federation_and_comm(std::vector<Key>& keys) {
       .key("weights", &F::weights, any,
            "What a group counts in an average: the tokens it trained on since the last one, or the same for all.");
   Adder<C>(keys, "comm", &Config::comm)
-      .key("backend", &C::backend, any, "What moves tensors between ranks; `auto` takes Gloo, the one for CPUs.")
+      .key("backend", &C::backend, any,
+           "What moves tensors between ranks: `gloo` between CPUs, `nccl` between GPUs, one a rank, which then compute "
+           "too "
+           "(only in a build with CUDA); `auto` takes Gloo.")
       .key("timeout_s", &C::timeout_s, between(0.1, 604800),
            "Seconds after which a collective without an answer ends the run.")
       .key("interface", &C::interface, any,

@@ -62,8 +62,8 @@ struct Choices<WeightsBy> {
 };
 template <>
 struct Choices<BackendChoice> {
-  static constexpr std::array<std::pair<const char*, BackendChoice>, 2> all{
-      {{"auto", BackendChoice::automatic}, {"gloo", BackendChoice::gloo}}};
+  static constexpr std::array<std::pair<const char*, BackendChoice>, 3> all{
+      {{"auto", BackendChoice::automatic}, {"gloo", BackendChoice::gloo}, {"nccl", BackendChoice::nccl}}};
 };
 
 template <>

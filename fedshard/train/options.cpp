@@ -29,8 +29,9 @@ model::MicroStepShape micro_step_shape(const Config& config) {
           t.activation_checkpoint, t.document_mask};
 }
 
-shard::EngineOptions engine_options(const Config& config) {
+shard::EngineOptions engine_options(const Config& config, at::Device device) {
   shard::EngineOptions options;
+  options.device = device;
   options.dtypes = {scalar_type(config.training.dtype), scalar_type(config.training.reduce_dtype)};
   options.schedule.micro_steps = static_cast<int>(config.training.gradient_accumulation_steps);
   options.schedule.reshard_after_forward = config.parallelism.fsdp_reshard_after_forward;

@@ -16,7 +16,7 @@ plan::ModelPlan plan_of(const Config& config, const model::Dims& dims);
 nn::Model model_of(const Config& config, const model::Dims& dims);
 // What a micro-step's activations follow from.
 model::MicroStepShape micro_step_shape(const Config& config);
-shard::EngineOptions engine_options(const Config& config);
+shard::EngineOptions engine_options(const Config& config, at::Device device = at::kCPU);
 optim::OptimizerOptions optimizer_options(const Config& config);
 optim::LrSchedule lr_schedule(const Config& config);
 federation::WeightPolicy weight_policy(const Config& config);

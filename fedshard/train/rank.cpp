@@ -11,6 +11,7 @@
 
 #include "fedshard/base/log.h"
 #include "fedshard/comm/gloo.h"
+#include "fedshard/comm/nccl.h"
 #include "fedshard/comm/plain_words.h"
 #include "fedshard/comm/store.h"
 #include "fedshard/control/launch.h"
@@ -54,6 +55,7 @@ struct Connections {
   std::unique_ptr<control::CoordinatorClient> coordinator;
   std::unique_ptr<comm::TrafficCounter> traffic;
   std::unique_ptr<comm::Backend> backend;
+  at::Device device = at::kCPU;  // that computes
   comm::Axes axes;
 };
 
@@ -93,9 +95,14 @@ void connect(const Config& config, const topology::Layout& layout, const control
   base::log_to_file(metrics::RunFolder(config.metrics.folder).log(place.rank));
   to.traffic = std::make_unique<comm::TrafficCounter>(comm::groups_by_rank(layout));
   to.backend = comm::make_gloo_backend(to.store, {config.comm.interface, address, timeout_of(config)});
-  to.axes =
-      comm::make_axes(layout, place.rank, *to.backend, *to.traffic,
-                      [client = to.coordinator.get()](const std::string& what) { client->begin_collective(what); });
+  const comm::Watcher watcher = [client = to.coordinator.get()](const std::string& what) {
+    client->begin_collective(what);
+  };
+  comm::Connect connect = comm::connect_over_messages(*to.backend, *to.traffic, watcher);
+  if (config.comm.backend == BackendChoice::nccl) {
+    connect = comm::connect_over_nccl(to.store, {to.device, timeout_of(config), connect}, *to.traffic, watcher);
+  }
+  to.axes = comm::make_axes(layout, place.rank, connect);
 }
 
 base::ExitStatus train(const Config& config, const topology::Layout& layout, const control::Place& place,
@@ -109,7 +116,7 @@ base::ExitStatus train(const Config& config, const topology::Layout& layout, con
   base::ExitStatus status{};
   {
     Trainer trainer({config, layout, place.rank, inputs, connections.axes, *connections.traffic,
-                     *connections.coordinator, trace.get()});
+                     *connections.coordinator, trace.get(), connections.device});
     status = trainer.run();
   }
   if (trace) trace->close();
@@ -161,6 +168,7 @@ base::ExitStatus run_rank(const Config& config, const control::Place& place) {
     layout.require_equal_groups();
     if (!config.comm.interface.empty()) comm::require_interface(config.comm.interface);
     set_threads(config, place);
+    if (config.comm.backend == BackendChoice::nccl) connections.device = comm::gpu_of(place.local_rank);
     const Inputs inputs = open_inputs(config);
     connect(config, layout, place, connections);
     const std::string where = fmt::format("{}; {}", control::describe(place), layout.describe());

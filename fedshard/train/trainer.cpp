@@ -13,8 +13,8 @@ Trainer::Trainer(const RankContext& context)
       at_(context.layout.at(context.rank)),
       started_s_(clock_.now()),
       model_(model_of(context.config, context.inputs.dims)),
-      engine_(model_, context.layout.group(at_.group).shards, at_.shard, context.axes, engine_options(context.config),
-              registry_),
+      engine_(model_, context.layout.group(at_.group).shards, at_.shard, context.axes,
+              engine_options(context.config, context.device), registry_),
       optimizer_(optim::make_optimizer(optimizer_options(context.config), engine_, context.axes, registry_)),
       lr_schedule_(lr_schedule(context.config)),
       federation_(context.layout, context.rank, weight_policy(context.config), engine_, context.axes,
@@ -144,7 +144,9 @@ std::vector<nn::MicroBatch> Trainer::next_batches() {
   const at::Tensor ids = at::empty({steps, training.local_batch_size, length + 1}, at::kInt);
   loader_.next({ids.mutable_data_ptr<std::int32_t>(), static_cast<std::size_t>(ids.numel())});
   std::vector<nn::MicroBatch> batches;
-  for (std::int64_t m = 0; m < steps; ++m) batches.push_back(nn::micro_batch_of(ids[m], context_.inputs.document_end));
+  const at::Tensor on_device = ids.to(context_.device);
+  for (std::int64_t m = 0; m < steps; ++m)
+    batches.push_back(nn::micro_batch_of(on_device[m], context_.inputs.document_end));
   return batches;
 }
 

@@ -30,6 +30,7 @@ struct RankContext {
   const comm::TrafficCounter& traffic;
   control::CoordinatorClient& coordinator;
   metrics::Trace* trace = nullptr;  // null: none wanted
+  at::Device device = at::kCPU;     // that computes
 };
 
 class Trainer {
