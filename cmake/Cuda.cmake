@@ -34,11 +34,13 @@ list(REMOVE_DUPLICATES cuda_includes)
 message(STATUS "CUDA: on; headers in ${cuda_includes}")
 add_library(torch_cuda_headers INTERFACE)
 target_include_directories(torch_cuda_headers SYSTEM INTERFACE ${cuda_includes})
-target_compile_definitions(torch_cuda_headers INTERFACE USE_C10D_NCCL)
 foreach(lib c10_cuda torch_cuda)
   add_library(${lib} SHARED IMPORTED)
   set_target_properties(${lib} PROPERTIES IMPORTED_LOCATION "${FEDSHARD_TORCH}/lib/lib${lib}.so")
   target_link_libraries(torch_cuda_headers INTERFACE ${lib})
 endforeach()
+# Alone: c10d's header is empty without this name, and a precompiled header does not know it.
+set_source_files_properties("${PROJECT_SOURCE_DIR}/fedshard/comm/nccl.cpp" PROPERTIES
+                            SKIP_PRECOMPILE_HEADERS ON COMPILE_DEFINITIONS USE_C10D_NCCL)
 # torch_cuda needs the packages' libraries in turn; it finds them at run time, a linker does not.
 target_link_options(torch_cuda_headers INTERFACE -Wl,--allow-shlib-undefined)
