@@ -24,7 +24,7 @@ class FakeDevice {
     c10::impl::device_guard_impl_registry[static_cast<std::size_t>(kType)].store(nullptr);
   }
   at::Device device() const { return {kType, 0}; }
-  void use_stream(c10::StreamId id) { guard_.exchangeStream({c10::Stream::UNSAFE, device(), id}); }
+  void use_stream(c10::StreamId id) { guard_.exchangeStream(c10::Stream(c10::Stream::UNSAFE, device(), id)); }
 
  private:
   c10::impl::FakeGuardImpl<kType> guard_;

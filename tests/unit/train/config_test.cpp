@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "fedshard/comm/nccl.h"
 #include "tests/unit/train/config_text.h"
 
 namespace fedshard::train {
@@ -354,6 +355,22 @@ TEST(Validate, RefusesLayoutsByNamingBothNumbers) {
             "[parallelism] 5 ranks cannot be split into groups of 2 and 2 (sum 4)");
   EXPECT_EQ(refusal_to_run(smallest + "[parallelism]\ngroups = [3, 2]\n", 5).substr(0, 55),
             "[parallelism] groups of unequal shape cannot be trained");
+}
+
+TEST(Validate, TakesNcclInABuildWithCudaAlone) {
+  const auto with_nccl = load(smallest + "[comm]\nbackend = \"nccl\"\n");
+  std::string refused;
+  try {
+    comm::require_nccl();
+  } catch (const base::UsageError& e) {
+    refused = e.what();
+  }
+  if (refused.empty()) {
+    EXPECT_EQ(validate(with_nccl, 1).world(), 1);
+  } else {
+    EXPECT_EQ(refused.substr(0, 47), "[comm] backend = \"nccl\" needs a build with CUDA");
+    EXPECT_EQ(refusal_of([&] { validate(with_nccl, 1); }), refused);
+  }
 }
 
 TEST(Validate, NeedsOneModelDataAndAWarmUpWithinTheRun) {
