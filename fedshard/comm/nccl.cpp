@@ -297,10 +297,9 @@ class NcclCommunicator final : public Communicator {
 
   // Also checks the buffer. A Work of ours tells a worker thread of the host's communicator nothing: it orders streams.
   bool goes_over_host(const at::Tensor& buffer, const WorkPtr& after) {
-    base::require(
-        buffer.is_contiguous() && buffer.dim() == 1 && (is_on_host(buffer) || buffer.device() == device_),
-        "a collective needs a contiguous one-dimensional buffer on the CPU or on {}, not on {}", device_.str(),
-        buffer.device().str());
+    base::require(buffer.is_contiguous() && buffer.dim() == 1 && (is_on_host(buffer) || buffer.device() == device_),
+                  "a collective needs a contiguous one-dimensional buffer on the CPU or on {}, not on {}",
+                  device_.str(), buffer.device().str());
     overseer_->check();
     if (!is_on_host(buffer) || size() == 1) return false;
     base::require(dynamic_cast<const NcclWork*>(after.get()) == nullptr,

@@ -32,8 +32,8 @@ struct NcclOptions {
 // What the contract of communicator.h means on a GPU: an operation begins when what the calling thread's current stream
 // holds at the call is done; Work::wait() makes the current stream wait and returns at once. The caller may thus read,
 // overwrite or free the buffer with kernels of that stream after wait(), and need not record it on another stream.
-// `after` must come from tensors on the same kind of device. Called from one thread at a time, and in the same order over
-// all communicators on all ranks: NCCL's kernels of several communicators wait for one another on a GPU.
+// `after` must come from tensors on the same kind of device. Called from one thread at a time, and in the same order
+// over all communicators on all ranks: NCCL's kernels of several communicators wait for one another on a GPU.
 //
 // An operation that fails or misses the deadline aborts all of this rank's, and the next call or wait() on any of them
 // throws PeersLostError naming it. Until then kernels compute with what happens to lie in its buffer, so nothing
