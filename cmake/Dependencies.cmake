@@ -32,7 +32,8 @@ target_compile_definitions(torch_headers INTERFACE USE_C10D_GLOO USE_DISTRIBUTED
 target_link_libraries(torch_headers INTERFACE fedshard::torch)
 
 # --- CUDA: needs a CUDA build of torch, and headers of what that torch runs on, which its wheel brings along as packages.
-set(FEDSHARD_CUDA AUTO CACHE STRING "NCCL and GPUs: ON, OFF, or AUTO (where torch is a CUDA build and the headers are there)")
+# OFF unless asked for: most CPU users have a CUDA build of torch too, and this has been compiled but not yet run.
+set(FEDSHARD_CUDA OFF CACHE STRING "NCCL and GPUs: ON, OFF, or AUTO (where torch is a CUDA build and the headers are there)")
 set_property(CACHE FEDSHARD_CUDA PROPERTY STRINGS AUTO ON OFF)
 if(NOT FEDSHARD_CUDA MATCHES "^(AUTO|ON|OFF)$")
   message(FATAL_ERROR "FEDSHARD_CUDA is '${FEDSHARD_CUDA}'; it can be ON, OFF or AUTO.")

@@ -105,7 +105,9 @@ def test_cuda_code_is_in_one_file():
 
 
 @pytest.mark.skipif((torch_folder() / "lib/libtorch_cuda.so").exists(), reason="this torch is a CUDA build")
-def test_cuda_is_refused_with_a_cpu_torch(tmp_path):
+def test_a_cpu_torch_goes_with_auto_but_not_with_on(tmp_path):
+    done = configure(tmp_path / "build", "-DFEDSHARD_CUDA=AUTO", f"-DFEDSHARD_PYTHON={sys.executable}")
+    assert done.returncode == 0 and "CUDA: off; there is no CUDA build of torch" in done.stdout, done.stderr
     done = configure(tmp_path / "build", "-DFEDSHARD_CUDA=ON", f"-DFEDSHARD_PYTHON={sys.executable}")
     assert done.returncode != 0
     said = " ".join(done.stderr.split())
