@@ -234,10 +234,15 @@ TEST(RoundFailure, FindsAReplicaThatReceivedOneWrongBit) {
            }});
     });
     const std::vector<int> replicas = shape.layout().replica_peers(victim);
-    EXPECT_NE(aftermath.errors[static_cast<std::size_t>(victim)].find(fmt::format(
-                  "ranks {} and {} are replicas of one shard but hold different parameters", replicas[0], replicas[1])),
-              std::string::npos)
-        << aftermath.errors[static_cast<std::size_t>(victim)];
+    // Whichever of them is first leaves, and the other may then see no more than that.
+    const auto notices = [&](int rank) {
+      return aftermath.errors[static_cast<std::size_t>(rank)].find(
+                 fmt::format("ranks {} and {} are replicas of one shard but hold different parameters", replicas[0],
+                             replicas[1])) != std::string::npos;
+    };
+    EXPECT_TRUE(notices(replicas[0]) || notices(replicas[1]))
+        << aftermath.errors[static_cast<std::size_t>(replicas[0])] << "\n"
+        << aftermath.errors[static_cast<std::size_t>(replicas[1])];
   }
 }
 
