@@ -59,8 +59,9 @@ void Progress::show(const EvalRecord& r) {
 }
 
 void Progress::show(const EndRecord& r) {
-  keep(fmt::format("{} steps, {} tokens in {}: {} tokens/s", r.steps, human_count(static_cast<double>(r.tokens)),
-                   human_seconds(r.seconds), human_count(r.tokens_per_s)));
+  keep(fmt::format("{} steps, {} tokens in {}: {} tokens/s; tensors took up to {} a rank", r.steps,
+                   human_count(static_cast<double>(r.tokens)), human_seconds(r.seconds), human_count(r.tokens_per_s),
+                   base::human(base::Bytes{r.peak_tensor_bytes})));
 }
 
 void Progress::keep(const std::string& text) {

@@ -75,6 +75,7 @@ void visit_fields(R& r, Visit&& visit) {
   visit("seconds", r.seconds);
   visit("tokens_per_s", r.tokens_per_s);
   visit("peak_rss_bytes", r.peak_rss_bytes);
+  visit("peak_tensor_bytes", r.peak_tensor_bytes);
 }
 
 constexpr const char* kind_names[] = {"start", "step", "round", "eval", "traffic", "end"};

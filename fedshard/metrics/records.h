@@ -90,7 +90,8 @@ struct EndRecord {
   std::int64_t tokens = 0;
   double seconds = 0;  // of training, without validation
   double tokens_per_s = 0;
-  std::int64_t peak_rss_bytes = 0;  // of the rank with most
+  std::int64_t peak_rss_bytes = 0;     // of the rank with most
+  std::int64_t peak_tensor_bytes = 0;  // of the rank with most: what the start's `memory` foretells
   bool operator==(const EndRecord&) const = default;
 };
 

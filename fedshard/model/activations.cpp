@@ -70,11 +70,31 @@ std::int64_t head_working_bytes(const Dims& dims, const MicroStepShape& shape) {
   return boundary_bytes(dims, shape) + rows * row + places_of_unmasked + sums;
 }
 
+std::int64_t rotary_table_bytes(const Dims& dims, const MicroStepShape& shape) {
+  return 2 * std::min(shape.seq_len, dims.max_position_embeddings) * dims.head_size() * shape.element;
+}
+
+std::vector<StageActivations> llama_stage_activations(const Dims& dims, const MicroStepShape& shape) {
+  dims.validate();
+  check(shape);
+  MicroStepShape run = shape;
+  if (run.activation_checkpoint == ActivationCheckpoint::full) run.activation_checkpoint = ActivationCheckpoint::none;
+  const std::int64_t boundary = boundary_bytes(dims, shape);
+  // The embedding's gradient comes as a whole table, and is cast where it is summed in fp32.
+  const std::int64_t table =
+      dims.vocab_size * dims.hidden_size * (shape.element + (shape.element == kFp32 ? 0 : kFp32));
+  std::vector<StageActivations> stages{{boundary, boundary, 0, table}};
+  const StageActivations block{boundary, block_activation_bytes(dims, run),
+                               tokens_of(shape) * dims.intermediate_size * shape.element,
+                               block_working_bytes(dims, run)};
+  stages.insert(stages.end(), static_cast<std::size_t>(dims.num_hidden_layers), block);
+  stages.push_back({kFp32, head_activation_bytes(dims, shape), head_working_bytes(dims, shape), 2 * boundary});
+  return stages;
+}
+
 std::int64_t llama_activation_bytes(const Dims& dims, const MicroStepShape& shape) {
   dims.validate();
   check(shape);
-  const std::int64_t rotary_tables =
-      2 * std::min(shape.seq_len, dims.max_position_embeddings) * dims.head_size() * shape.element;
   const std::int64_t kept = boundary_bytes(dims, shape) + dims.num_hidden_layers * block_activation_bytes(dims, shape);
   const std::int64_t head = head_activation_bytes(dims, shape) + head_working_bytes(dims, shape);
   std::int64_t block = block_working_bytes(dims, shape);
@@ -84,7 +104,7 @@ std::int64_t llama_activation_bytes(const Dims& dims, const MicroStepShape& shap
     // The block's new output takes the place of the old one.
     block += block_activation_bytes(dims, again) - boundary_bytes(dims, shape);
   }
-  return kept + std::max(head, block) + rotary_tables;
+  return kept + std::max(head, block) + rotary_table_bytes(dims, shape);
 }
 
 }  // namespace fedshard::model

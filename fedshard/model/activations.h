@@ -5,6 +5,7 @@
 // keeps one number a row), no rotated copies beside the queries and keys themselves, and no logits but a chunk's.
 #pragma once
 #include <cstdint>
+#include <vector>
 
 #include "fedshard/model/dims.h"
 
@@ -48,6 +49,20 @@ std::int64_t head_chunk_rows(const Dims& dims);
 // What the head's forward takes beyond head_activation_bytes while it computes: the normed hidden states and one
 // chunk's logits. Not counted: where rows are masked, a copy of one chunk's hidden states.
 std::int64_t head_working_bytes(const Dims& dims, const MicroStepShape& shape);
+
+// Of one stage of a micro-step. Which of them live at the same time is the schedule's affair (plan/memory.h).
+struct StageActivations {
+  std::int64_t output = 0;    // what it hands on
+  std::int64_t kept = 0;      // from its forward to its backward, the output included
+  std::int64_t forward = 0;   // beyond that, while its forward computes
+  std::int64_t backward = 0;  // beyond that, while its backward computes
+};
+
+// Of every stage of plan::llama_plan. With `full`, `kept` is what a block keeps when it is run again.
+std::vector<StageActivations> llama_stage_activations(const Dims& dims, const MicroStepShape& shape);
+
+// What all blocks share.
+std::int64_t rotary_table_bytes(const Dims& dims, const MicroStepShape& shape);
 
 // Of one micro-step at its fullest: the embedding's output, what all blocks keep, the rotary tables, which they share,
 // and the larger of two moments: the head computes, or the last block goes backward (with `full`, after it has been run

@@ -29,9 +29,7 @@ class PoolForecast {
       kept.pop_back();
     }
     bytes_[use] += bytes;
-    if (bytes_[kGathered] + bytes_[kGradients] > peak_[kGathered] + peak_[kGradients]) {
-      std::copy(bytes_, bytes_ + kUses, peak_);
-    }
+    peak_ = std::max(peak_, bytes_[kGathered] + bytes_[kGradients]);
   }
 
   void give_back(std::int64_t bytes, BufferUse use) {
@@ -42,22 +40,39 @@ class PoolForecast {
     }
   }
 
-  std::int64_t peak(BufferUse use) const { return peak_[use]; }  // at the moment when the sum was largest
+  std::int64_t bytes(BufferUse use) const { return bytes_[use]; }  // now
+  std::int64_t peak() const { return peak_; }                      // of both together
 
  private:
   std::map<std::int64_t, std::set<int>> units_;          // that have a buffer of a size
   std::map<std::int64_t, std::vector<BufferUse>> kept_;  // by size; the use that each was last put to
-  std::int64_t bytes_[kUses] = {}, peak_[kUses] = {};
+  std::int64_t bytes_[kUses] = {}, peak_ = 0;
 };
 
-// Does with the pool what shard::Engine does in a step.
+// While a ring sums, it receives one chunk of its buffer beside it. Both axes may be at work at once, on two units.
+std::int64_t ring_bytes(std::int64_t shard_numel, const MemoryOptions& options) {
+  const std::int64_t of_shard = options.shards > 1 ? shard_numel : 0;
+  const std::int64_t of_replica = options.replicas > 1 ? ceil_div(shard_numel, options.replicas) : 0;
+  return (of_shard + of_replica) * options.reduce_bytes;
+}
+
+// What comes and goes in a step.
+struct Moment {
+  std::int64_t gathered = 0, gradient_buffers = 0, activations = 0, communication = 0;
+  std::int64_t sum() const { return gathered + gradient_buffers + activations + communication; }
+};
+
+// Does with the pool and the activations what shard::Engine does in a step.
 class StepWalk {
  public:
   StepWalk(const ModelPlan& plan, const MemoryOptions& options)
       : plan_(plan),
-        fused_(options.schedule.fused_backward),
+        options_(options),
+        activations_(options.activations),
+        live_(options.shared_activation_bytes),
         has_gradients_(plan.units.size(), false),
         reductions_(options.schedule.reduce_each_micro_step) {
+    activations_.resize(plan.stages.size());
     for (int u = 0; u < static_cast<int>(plan.units.size()); ++u) {
       const std::int64_t padded = options.shards * plan.units[u].shard_numel(options.shards);
       sizes_[kGathered].push_back(padded * options.compute_bytes);
@@ -72,31 +87,75 @@ class StepWalk {
       switch (op.kind) {
         case OpKind::gather:
           pool_.take(sizes_[kGathered][op.unit], kGathered);
+          sample(0);
           break;
         case OpKind::release:
           pool_.give_back(sizes_[kGathered][op.unit], kGathered);
           break;
+        case OpKind::forward:
+          forward(op.stage);
+          break;
+        case OpKind::recompute:
+          sample(activations_[op.stage].kept + activations_[op.stage].forward);
+          live_ += activations_[op.stage].kept;
+          break;
         case OpKind::backward:
-          for (const int unit : plan_.stages[op.stage].units) prepare_gradients(unit);
+          backward(op.stage);
           break;
         case OpKind::reduce:
           reductions_.begin(op);
+          sample(0);
           break;
         case OpKind::step:
-          while (fused_ ? reductions_.is_reducing(op.unit) : !reductions_.empty()) finish_oldest_reduction();
+          while (options_.schedule.fused_backward ? reductions_.is_reducing(op.unit) : !reductions_.empty()) {
+            finish_oldest_reduction();
+          }
           break;
-        case OpKind::forward:
-        case OpKind::recompute:
         case OpKind::exchange:
         case OpKind::apply:
-          break;  // takes and gives no buffer
+          break;  // are not part of a step
       }
     }
   }
 
-  std::int64_t peak(BufferUse use) const { return pool_.peak(use); }
+  const Moment& peak() const { return peak_; }
+  std::int64_t peak_buffers() const { return pool_.peak(); }
 
  private:
+  bool keeps_graph(int stage) const {
+    return stage >= plan_.first_trained_stage() && !is_recomputed(plan_, options_.schedule, stage);
+  }
+  std::int64_t after_forward(int stage) const {
+    return keeps_graph(stage) ? activations_[stage].kept : activations_[stage].output;
+  }
+
+  void forward(int stage) {
+    sample(after_forward(stage) + activations_[stage].forward);
+    live_ += after_forward(stage);
+    // What has no graph and no backward is gone when the next stage has read it.
+    if (stage > 0 && stage <= plan_.first_trained_stage() && !keeps_graph(stage - 1)) {
+      live_ -= activations_[stage - 1].output;
+    }
+  }
+
+  void backward(int stage) {
+    for (const int unit : plan_.stages[stage].units) prepare_gradients(unit);
+    sample(activations_[stage].backward);
+    live_ -= activations_[stage].kept;
+    // The output that a recomputed stage has kept for this one alone.
+    const int before = stage - 1;
+    if (before >= plan_.first_trained_stage() && !keeps_graph(before)) live_ -= activations_[before].output;
+  }
+
+  void sample(std::int64_t working) {
+    Moment now{pool_.bytes(kGathered), pool_.bytes(kGradients), live_ + working, 0};
+    for (const Reduction& reduction : reductions_.under_way()) {
+      const std::int64_t shard_numel = plan_.units[reduction.unit].shard_numel(options_.shards);
+      now.communication = std::max(now.communication, ring_bytes(shard_numel, options_));
+    }
+    if (now.sum() > peak_.sum()) peak_ = now;
+  }
+
   void prepare_gradients(int unit) {
     if (plan_.units[unit].frozen) return;
     while (reductions_.must_finish_before(unit, has_gradients_[unit])) finish_oldest_reduction();
@@ -111,23 +170,15 @@ class StepWalk {
   }
 
   const ModelPlan& plan_;
-  bool fused_;
+  const MemoryOptions& options_;
+  std::vector<model::StageActivations> activations_;
+  std::int64_t live_;                       // activations now
   std::vector<std::int64_t> sizes_[kUses];  // in bytes, by unit
   std::vector<bool> has_gradients_;
   ReductionQueue reductions_;
   PoolForecast pool_;
+  Moment peak_;
 };
-
-// While a ring sums, it receives one chunk of its buffer beside it. Both axes may be at work at once, on two units.
-std::int64_t ring_bytes(const ModelPlan& plan, const MemoryOptions& options) {
-  std::int64_t largest = 0;
-  for (const UnitSpec& unit : plan.units) {
-    if (!unit.frozen) largest = std::max(largest, unit.shard_numel(options.shards));
-  }
-  const std::int64_t of_shard = options.shards > 1 ? largest : 0;
-  const std::int64_t of_replica = options.replicas > 1 ? ceil_div(largest, options.replicas) : 0;
-  return (of_shard + of_replica) * options.reduce_bytes;
-}
 
 // Of the last replica of shard 0 in the last group: no rank has larger parts, since topology::part_of rounds in favour
 // of the last one and later shards have padding.
@@ -195,18 +246,20 @@ MemoryTable predict_memory(const ModelPlan& plan, const MemoryOptions& options) 
   StepWalk walk(plan, options);
   const Schedule step = step_schedule(plan, options.schedule);
   for (int i = 0; i < 2; ++i) walk.run(step);
+  const Moment& peak = walk.peak();
   return {{
-      {MemoryPurpose::parameters, arena},
-      {MemoryPurpose::gradients, options.schedule.fused_backward ? largest_trained : trained},
-      {MemoryPurpose::moments, moment_bytes(plan, rules, options.shards)},
-      {MemoryPurpose::gathered, walk.peak(kGathered)},
-      {MemoryPurpose::gradient_buffers, walk.peak(kGradients)},
-      {MemoryPurpose::activations, options.activation_bytes},
-      {MemoryPurpose::communication, ring_bytes(plan, options)},
-      {MemoryPurpose::update, update_workspace_bytes(plan, rules, options.shards)},
-      {MemoryPurpose::exchange, options.federation ? exchange_bytes(plan, options) : 0},
-      {MemoryPurpose::mean, options.federation ? arena : 0},
-  }};
+              {MemoryPurpose::parameters, arena},
+              {MemoryPurpose::gradients, options.schedule.fused_backward ? largest_trained : trained},
+              {MemoryPurpose::moments, moment_bytes(plan, rules, options.shards)},
+              {MemoryPurpose::gathered, peak.gathered},
+              {MemoryPurpose::gradient_buffers, peak.gradient_buffers},
+              {MemoryPurpose::activations, peak.activations},
+              {MemoryPurpose::communication, peak.communication},
+              {MemoryPurpose::update, update_workspace_bytes(plan, rules, options.shards)},
+              {MemoryPurpose::exchange, options.federation ? exchange_bytes(plan, options) : 0},
+              {MemoryPurpose::mean, options.federation ? arena : 0},
+          },
+          walk.peak_buffers()};
 }
 
 std::string describe(const MemoryTable& table) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "fedshard/model/activations.h"
 #include "fedshard/plan/schedule.h"
 #include "fedshard/plan/updates.h"
 
@@ -19,7 +20,7 @@ enum class MemoryPurpose {
   moments,           // arenas of the optimizer's moments, fp32, of the elements that have them
   gathered,          // units gathered, in the compute dtype
   gradient_buffers,  // gradients on their way to the arena, in the reduce dtype
-  activations,       // what the caller says that autograd keeps in a micro-step
+  activations,       // what autograd keeps in a micro-step, and what the stage at work takes beside it
   communication,     // what rings receive into while they sum (comm/ring.cpp)
   update,            // what Muon gathers whole matrices to and computes in (plan/updates.h)
   exchange,          // a round's messages and results (federation/exchange.cpp)
@@ -28,13 +29,14 @@ enum class MemoryPurpose {
 const char* name_of(MemoryPurpose purpose);  // "gradient_buffers", the key in metrics.jsonl
 
 struct MemoryOptions {
-  int shards = 1, replicas = 1;  // of a group
-  int groups = 1;                // all of that shape
-  bool federation = false;       // whether there are rounds (of one group, if need be)
-  int compute_bytes = 4;         // an element of gathered parameters
-  int reduce_bytes = 4;          // an element of gradients while they are summed
-  UpdateOptions updates = {};    // decides the moments
-  std::int64_t activation_bytes = 0;
+  int shards = 1, replicas = 1;                           // of a group
+  int groups = 1;                                         // all of that shape
+  bool federation = false;                                // whether there are rounds (of one group, if need be)
+  int compute_bytes = 4;                                  // an element of gathered parameters
+  int reduce_bytes = 4;                                   // an element of gradients while they are summed
+  UpdateOptions updates = {};                             // decides the moments
+  std::vector<model::StageActivations> activations = {};  // of each stage; empty: none
+  std::int64_t shared_activation_bytes = 0;               // what lives all the time beside them
   ScheduleOptions schedule = {};
 };
 
@@ -46,13 +48,15 @@ struct MemoryRow {
 // One row a purpose, in the order of MemoryPurpose.
 struct MemoryTable {
   std::vector<MemoryRow> rows;
+  // The most that gathered units and gradients under way take together, whatever else there is at that moment.
+  std::int64_t peak_buffers = 0;
   std::int64_t bytes(MemoryPurpose purpose) const;
-  // The sum of the rows: no less than the peak, and more where a round needs less than the activations that are gone
-  // by then (or the other way round).
+  // The sum of the rows. A step's peak where there are no rounds and no Muon, and above it otherwise: what they take is
+  // there when the activations are gone.
   std::int64_t total() const;
 };
 
-// Bytes of the rank that needs most. `gathered` and `gradient_buffers` are those of the moment when their sum is
+// Bytes of the rank that needs most. `gathered` to `communication` are those of the moment of a step when their sum is
 // largest, from the second step on; buffers that are kept for reuse count where they were used last. Takes milliseconds
 // for any model; no arena or buffer is allocated. Throws what update_rules throws.
 MemoryTable predict_memory(const ModelPlan& plan, const MemoryOptions& options);

@@ -23,6 +23,7 @@ class ReductionQueue {
   // Takes note of a `reduce` operation that begins.
   void begin(const Op& op) { under_way_.push_back({op.unit, each_ && op.micro_step > 0}); }
   bool empty() const { return under_way_.empty(); }
+  const std::deque<Reduction>& under_way() const { return under_way_; }  // oldest first
 
   // Whether the oldest reduction must be over before a backward of `unit` may begin. A unit's buffer is free again when
   // its earlier reduction is over. At most two buffers are in use at a time (and that of a unit shared by the first and
@@ -44,7 +45,7 @@ class ReductionQueue {
 
  private:
   bool each_;
-  std::deque<Reduction> under_way_;  // oldest first
+  std::deque<Reduction> under_way_;
 };
 
 }  // namespace fedshard::plan

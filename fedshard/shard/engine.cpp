@@ -233,8 +233,14 @@ void Engine::step_unit(int unit, Pass& pass) {
 // Replicas hold the same gradients; the first one speaks for all, so that each element counts once.
 double Engine::square_norm(const at::Tensor& gradients) const {
   if (axes_.replica->index() != 0) return 0;
-  const double norm = at::linalg_vector_norm(gradients, 2, std::nullopt, false, at::kDouble).item<double>();
-  return norm * norm;
+  // In fp64, which torch gets by a copy: of so many elements at a time.
+  constexpr std::int64_t kChunk = std::int64_t{1} << 18;
+  double squares = 0;
+  for (const at::Tensor& chunk : gradients.split(kChunk)) {
+    const double norm = at::linalg_vector_norm(chunk, 2, std::nullopt, false, at::kDouble).item<double>();
+    squares += norm * norm;
+  }
+  return squares;
 }
 
 StepResult Engine::finish_gradients(const Pass& pass) {

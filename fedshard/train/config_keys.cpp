@@ -228,7 +228,7 @@ void add_parallelism(std::vector<Key>& keys) {
            "Replicas of a group; -1: what the other degree leaves of the group. A list gives one number by group.")
       .key("fsdp_reshard_after_forward", &P::fsdp_reshard_after_forward, any,
            "Release a gathered unit after its forward and gather it again for its backward: less memory, more traffic.")
-      .key("prefetch", &P::prefetch, between(0, 1), "Units gathered ahead of the one that computes.");
+      .key("prefetch", &P::prefetch, between(0, 2), "Units gathered ahead of the one that computes.");
 }
 
 void add_federation_and_comm(std::vector<Key>& keys) {

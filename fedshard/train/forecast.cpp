@@ -44,7 +44,8 @@ plan::MemoryTable forecast_memory(const Config& config, const topology::Layout& 
   options.compute_bytes = bytes_of(engine.dtypes.compute);
   options.reduce_bytes = bytes_of(engine.dtypes.reduce);
   options.updates = update_options(config.optimizer);
-  options.activation_bytes = model::llama_activation_bytes(dims, micro_step_shape(config));
+  options.activations = model::llama_stage_activations(dims, micro_step_shape(config));
+  options.shared_activation_bytes = model::rotary_table_bytes(dims, micro_step_shape(config));
   options.schedule = engine.schedule;
   return plan::predict_memory(plan_of(config, dims), options);
 }

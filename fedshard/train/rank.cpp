@@ -17,6 +17,7 @@
 #include "fedshard/control/launch.h"
 #include "fedshard/control/ports.h"
 #include "fedshard/train/host.h"
+#include "fedshard/train/tensor_memory.h"
 #include "fedshard/train/trainer.h"
 #include "fedshard/train/version.h"
 
@@ -162,6 +163,7 @@ base::RunError from_outside(const std::exception& e) {
 base::ExitStatus run_rank(const Config& config, const control::Place& place) {
   control::die_with_parent();
   base::log_as(fmt::format("rank {}", place.rank));
+  count_tensor_memory();
   Connections connections;
   try {
     const topology::Layout layout = validate(config, place.world_size);

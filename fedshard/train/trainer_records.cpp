@@ -5,6 +5,7 @@
 
 #include "fedshard/base/error.h"
 #include "fedshard/train/forecast.h"
+#include "fedshard/train/tensor_memory.h"
 #include "fedshard/train/trainer.h"
 #include "fedshard/train/version.h"
 
@@ -95,7 +96,8 @@ void Trainer::record_traffic() {
 void Trainer::record_end() {
   std::vector<double> tokens{static_cast<double>(tokens_)};
   context_.axes.federation->sum(tokens);
-  std::vector<double> most{peak_rss(), clock_.now() - started_s_ - validation_s_};
+  std::vector<double> most{peak_rss(), clock_.now() - started_s_ - validation_s_,
+                           static_cast<double>(peak_tensor_bytes())};
   maximum(context_.axes, most);
   if (context_.rank != 0) return;
   send(metrics::EndRecord{.step = step_,
@@ -103,7 +105,8 @@ void Trainer::record_end() {
                           .tokens = static_cast<std::int64_t>(tokens[0]),
                           .seconds = most[1],
                           .tokens_per_s = tokens[0] / most[1],
-                          .peak_rss_bytes = static_cast<std::int64_t>(most[0])});
+                          .peak_rss_bytes = static_cast<std::int64_t>(most[0]),
+                          .peak_tensor_bytes = static_cast<std::int64_t>(most[2])});
 }
 
 }  // namespace fedshard::train

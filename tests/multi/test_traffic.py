@@ -56,7 +56,7 @@ class Forecast:
     def inside(self):
         return self.groups * (self.replicas - 1) * self.numel * 4
 
-    def bytes(self, micro_steps, rounds=0, eval_passes=0, means=0, muon_steps=0):
+    def bytes(self, micro_steps, reductions, rounds=0, eval_passes=0, means=0, muon_steps=0):
         once = self.moved(lambda times: 1)
         training = self.moved(lambda times: times if self.reshard else 1)
         shard_elements = sum(math.ceil(numel / self.shards) for numel, _ in self.units)
@@ -64,8 +64,8 @@ class Forecast:
         a_mean = self.between() + (self.inside() if self.groups > 1 else 0)
         blocks = self.moved(lambda times: 1 if times == 2 else 0)
         return {"gather": (micro_steps * training + eval_passes * once) * self.b_g + muon_steps * blocks * 4,
-                "reduce": micro_steps * once * self.b_r,
-                "replica": micro_steps * ring * self.b_r,
+                "reduce": reductions * once * self.b_r,
+                "replica": reductions * ring * self.b_r,
                 "aggregate": rounds * a_mean,
                 "state": means * a_mean}
 
@@ -83,6 +83,10 @@ RUNS = {
     "ddp": ((1, 3, 1), {"training": {"reduce_dtype": "bf16"}}),
     "fsdp": ((1, 1, 3), {}),
     "fsdp bf16, micro-steps": ((1, 1, 3), {"training": {"dtype": "bf16", "gradient_accumulation_steps": 3}}),
+    "fsdp, reduced at the last micro-step": ((1, 1, 3), {"training": {"gradient_accumulation_steps": 3,
+                                                                      "reduce_each_micro_step": False}}),
+    "hsdp, everything recomputed": ((1, 2, 2), {"training": {"activation_checkpoint": "full"},
+                                                "parallelism": {"prefetch": 2}}),
     "fsdp, kept gathered": ((1, 1, 2), {"parallelism": {"fsdp_reshard_after_forward": False}}),
     "fsdp, tied": ((1, 1, 3), {"model": {"tie_word_embeddings": True}}),
     "fsdp, muon": ((1, 1, 3), {"training": {"gradient_accumulation_steps": 2},
@@ -112,16 +116,18 @@ def test_bytes_equal_closed_forms(name, program):
                         training.get("reduce_dtype", "fp32"), reshard)
     passes = math.ceil(math.ceil(EVALUATED / ranks) / training["local_batch_size"])
     micro_steps = training["gradient_accumulation_steps"]
+    reductions = micro_steps if training.get("reduce_each_micro_step", True) else 1
     federated = groups > 1
 
     # At rounds 3 and 6 no mean is asked for, because the groups have just become equal; at the end, step 7, one is.
     at_rounds = [(r["step"], by_purpose(r)) for r in run.of("traffic")[:-1]]
-    assert at_rounds == [(3 * i, forecast.bytes(3 * i * micro_steps, i, (i - 1) * passes))
+    assert at_rounds == [(3 * i, forecast.bytes(3 * i * micro_steps, 3 * i * reductions, i, (i - 1) * passes))
                          for i in (1, 2) if federated]
     last = run.traffic()
     assert last["step"] == 7
     muon_steps = 7 if tables.get("optimizer", {}).get("name") == "muon" else 0
-    assert by_purpose(last) == forecast.bytes(7 * micro_steps, 2 * federated, 3 * passes, 1 * federated, muon_steps)
+    assert by_purpose(last) == forecast.bytes(7 * micro_steps, 7 * reductions, 2 * federated, 3 * passes,
+                                               1 * federated, muon_steps)
 
     # Between groups go the parts that are averaged, and a few numbers at rounds and evaluations.
     averaged = 3 * forecast.between() if federated else 0

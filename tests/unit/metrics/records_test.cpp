@@ -54,8 +54,8 @@ TEST(Records, HaveTheFieldsOfTheContract) {
   EXPECT_EQ(names(records[4]), (Names{"group", "kind", "loss", "model", "perplexity", "step", "time_s", "tokens"}));
   EXPECT_EQ(names(records[5]), (Names{"aggregate", "control", "gather", "inter_group", "intra_group", "kind", "reduce",
                                       "replica", "state", "step", "time_s"}));
-  EXPECT_EQ(names(records[6]),
-            (Names{"kind", "peak_rss_bytes", "seconds", "step", "steps", "time_s", "tokens", "tokens_per_s"}));
+  EXPECT_EQ(names(records[6]), (Names{"kind", "peak_rss_bytes", "peak_tensor_bytes", "seconds", "step", "steps",
+                                      "time_s", "tokens", "tokens_per_s"}));
   EXPECT_EQ(to_json(records[4])["model"], "group");
 }
 

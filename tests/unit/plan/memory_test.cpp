@@ -29,8 +29,9 @@ std::vector<std::int64_t> bytes_of(const MemoryTable& table) {
 TEST(Memory, OneRankByHand) {
   // Arenas round each unit up to a multiple of 16 elements.
   const ModelPlan plan = plan_of({24, 10, 10, 10, 30});
-  const MemoryTable table = predict_memory(
-      plan, {.compute_bytes = 2, .activation_bytes = 1000, .schedule = {.reshard_after_forward = true, .prefetch = 0}});
+  const MemoryTable table = predict_memory(plan, {.compute_bytes = 2,
+                                                  .shared_activation_bytes = 1000,
+                                                  .schedule = {.reshard_after_forward = true, .prefetch = 0}});
   constexpr std::int64_t kArena = (32 + 16 + 16 + 16 + 32) * 4;
   // Most is allocated while the head computes its backward: the head's own 30 * 2 and 30 * 4 bytes; and, left from the
   // step before, one gathered block and two blocks' gradients.

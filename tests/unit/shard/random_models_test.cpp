@@ -176,8 +176,7 @@ void expect_equals_whole(unsigned seed) {
       if (right.numel() == 0) continue;
       EXPECT_LE((engine.parameters().real(u) - right).abs().max().item<double>(), tolerance) << u;
     }
-    EXPECT_EQ(engine.peak_buffer_bytes(),
-              memory.bytes(plan::MemoryPurpose::gathered) + memory.bytes(plan::MemoryPurpose::gradient_buffers));
+    EXPECT_EQ(engine.peak_buffer_bytes(), memory.peak_buffers);
     EXPECT_EQ(registry.bytes(Role::gradients), memory.bytes(plan::MemoryPurpose::gradients));
   });
 }

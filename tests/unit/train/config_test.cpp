@@ -226,8 +226,8 @@ TEST(Config, ValuesOutOfRangeNameTheRange) {
             "run.toml:2: [lr_scheduler] min_lr_factor must be at least 0 and at most 1, not 1.5");
   EXPECT_EQ(refusal("[comm]\ntimeout_s = 0\n"),
             "run.toml:2: [comm] timeout_s must be at least 0.1 and at most 604800, not 0");
-  EXPECT_EQ(refusal("[parallelism]\nprefetch = 2\n"),
-            "run.toml:2: [parallelism] prefetch must be at least 0 and at most 1, not 2");
+  EXPECT_EQ(refusal("[parallelism]\nprefetch = 3\n"),
+            "run.toml:2: [parallelism] prefetch must be at least 0 and at most 2, not 3");
   EXPECT_EQ(refusal("[parallelism]\ngroups = [2, 0]\n"), "run.toml:2: [parallelism] groups must be at least 1, not 0");
   EXPECT_EQ(refusal("[parallelism]\ngroups = []\n"), "run.toml:2: [parallelism] groups must not be an empty list");
   EXPECT_EQ(refusal("[parallelism]\ngroups = 4294967297\n"),
