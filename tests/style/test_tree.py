@@ -79,3 +79,14 @@ def test_the_checks_can_fail(tmp_path):
         assert machine_paths(bad) == [bad]
     for good in ["a/wo" + "rk/b", "/usr/ro" + "ots", "$HOME/x", "the net" + "wo" + "rk/card", "https://x.org/wo" + "rk/y"]:
         assert machine_paths(good) == []
+
+
+def test_named_tests_exist():
+    """docs/footguns.md answers with names of tests; a renamed one would leave an empty promise."""
+    page = (ROOT / "docs" / "footguns.md").read_text()
+    unit = "\n".join(p.read_text() for p in (ROOT / "tests" / "unit").rglob("*.cpp"))
+    suites = {f"{suite}.{name}" for suite, name in re.findall(r"^TEST(?:_P|_F)?\((\w+),\s*(\w+)", unit, re.M)}
+    functions = set(re.findall(r"^def (test_\w+)", "\n".join(p.read_text() for p in (ROOT / "tests").rglob("*.py")), re.M))
+    named = set(re.findall(r"`(test_\w+|[A-Z]\w+\.[A-Z]\w+)`", page))
+    assert len(named) > 30
+    assert named - suites - functions == set()

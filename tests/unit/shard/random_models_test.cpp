@@ -11,6 +11,7 @@
 #include "fedshard/plan/memory.h"
 #include "fedshard/shard/engine.h"
 #include "tests/support/rank_threads.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/tiny_model.h"
 
 namespace fedshard::shard {
@@ -182,7 +183,7 @@ void expect_equals_whole(unsigned seed) {
 }
 
 TEST(RandomModels, EqualTheUnshardedOnes) {
-  const char* scale = std::getenv("FEDSHARD_TEST_SCALE");
+  const char* scale = testing_support::kSanitized ? nullptr : std::getenv("FEDSHARD_TEST_SCALE");
   const unsigned cases = scale != nullptr && std::string(scale) == "long" ? 2000 : 200;
   for (unsigned seed = 1; seed <= cases; ++seed) {
     expect_equals_whole(seed);
