@@ -12,8 +12,8 @@
 
 namespace fedshard::metrics {
 
-// In every record, `step` counts the updates done and `time_s` the seconds since the run began, at the end of what the
-// record describes.
+// In every record, `step` counts the steps done, skipped ones too, and `time_s` the seconds since the run began, at the
+// end of what the record describes.
 
 struct StartRecord {
   std::int64_t step = 0;
@@ -33,7 +33,7 @@ struct StepRecord {
   std::int64_t step = 0;  // from 1
   double time_s = 0;
   int group = 0;
-  double loss = 0;       // mean over the group's tokens of the step
+  double loss = 0;       // mean over the group's tokens of the step; not finite where the step was skipped
   double grad_norm = 0;  // before clipping
   double lr = 0;
   std::int64_t tokens = 0;  // of the group, since the run began
