@@ -59,7 +59,8 @@ void Progress::show(const EvalRecord& r) {
 }
 
 void Progress::show(const EndRecord& r) {
-  keep(fmt::format("{} steps, {} tokens in {}: {} tokens/s; tensors took up to {} a rank", r.steps,
+  const std::string skipped = r.skipped > 0 ? fmt::format(" ({} skipped)", r.skipped) : "";
+  keep(fmt::format("{} steps{}, {} tokens in {}: {} tokens/s; tensors took up to {} a rank", r.steps, skipped,
                    human_count(static_cast<double>(r.tokens)), human_seconds(r.seconds), human_count(r.tokens_per_s),
                    base::human(base::Bytes{r.peak_tensor_bytes})));
 }

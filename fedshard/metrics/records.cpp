@@ -72,6 +72,7 @@ template <Of<EndRecord> R, class Visit>
 void visit_fields(R& r, Visit&& visit) {
   visit("steps", r.steps);
   visit("tokens", r.tokens);
+  visit("skipped", r.skipped);
   visit("seconds", r.seconds);
   visit("tokens_per_s", r.tokens_per_s);
   visit("peak_rss_bytes", r.peak_rss_bytes);

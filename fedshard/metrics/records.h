@@ -88,7 +88,8 @@ struct EndRecord {
   double time_s = 0;
   std::int64_t steps = 0;
   std::int64_t tokens = 0;
-  double seconds = 0;  // of training, without validation
+  std::int64_t skipped = 0;  // of the steps, those that some group has skipped, added over groups
+  double seconds = 0;        // of training, without validation
   double tokens_per_s = 0;
   std::int64_t peak_rss_bytes = 0;     // of the rank with most
   std::int64_t peak_tensor_bytes = 0;  // of the rank with most: what the start's `memory` foretells

@@ -234,7 +234,7 @@ void Engine::step_unit(int unit, Pass& pass) {
 double Engine::square_norm(const at::Tensor& gradients) const {
   if (axes_.replica->index() != 0) return 0;
   // In fp64, which torch gets by a copy: of so many elements at a time.
-  constexpr std::int64_t kChunk = std::int64_t{1} << 18;
+  constexpr std::int64_t kChunk = std::int64_t{1} << 14;
   double squares = 0;
   for (const at::Tensor& chunk : gradients.split(kChunk)) {
     const double norm = at::linalg_vector_norm(chunk, 2, std::nullopt, false, at::kDouble).item<double>();

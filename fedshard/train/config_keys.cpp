@@ -211,7 +211,9 @@ void add_lr_scheduler(std::vector<Key>& keys) {
            "Steps at `lr` between the warm-up and the fall (warm-up, stable, decay).")
       .only_when(kFalls, decays)
       .key("decay_steps", &L::decay_steps, at_least(0),
-           "Steps that the fall takes, counted from the end of the stable steps; 0: to the last step.")
+           "Steps that the fall takes, counted from the end of the stable steps; 0: to the last step. As torch's "
+           "schedulers "
+           "count, the first of them is still at `lr`, and `min_lr_factor` is reached one step after the last.")
       .only_when(kFalls, decays)
       .key("min_lr_factor", &L::min_lr_factor, between(0, 1), "Where the fall ends, as a part of `lr`.")
       .only_when(kFalls, decays);

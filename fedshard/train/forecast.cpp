@@ -68,7 +68,7 @@ std::string forecast_traffic(const Config& config, const topology::Layout& layou
   if (layout.groups() > 1) text += traffic_line("the end of a round", round, layout.world());
   text += traffic_line(fmt::format("{} steps", config.training.steps).c_str(), all, layout.world());
   if (!config.data.eval.empty()) {
-    text += traffic_line("a pass of evaluation", cost::forward_bytes(plan, layout, options), layout.world());
+    text += traffic_line("a batch of evaluation", cost::forward_bytes(plan, layout, options), layout.world());
   }
   return text;
 }

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include "fedshard/base/log.h"
 #include "fedshard/eval/perplexity.h"
 #include "fedshard/nn/init.h"
 #include "fedshard/train/options.h"
@@ -62,7 +63,10 @@ void Trainer::count(const shard::StepResult& result) {
         "finite; lower the learning rate, warm up longer, or compute in fp32",
         context_.rank, at_.group, kMostSkipped, step_);
   }
-  if (result.skipped) return;
+  if (result.skipped) {
+    base::log_error("step {} is skipped: loss {}, gradient norm {}", step_, result.loss, result.grad_norm);
+    return;
+  }
   ++updates_;
   tokens_ += static_cast<std::int64_t>(result.tokens);
   tokens_since_round_ += static_cast<std::int64_t>(result.tokens);

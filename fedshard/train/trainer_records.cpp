@@ -94,17 +94,18 @@ void Trainer::record_traffic() {
 }
 
 void Trainer::record_end() {
-  std::vector<double> tokens{static_cast<double>(tokens_)};
-  context_.axes.federation->sum(tokens);
+  std::vector<double> totals{static_cast<double>(tokens_), static_cast<double>(step_ - updates_)};
+  context_.axes.federation->sum(totals);
   std::vector<double> most{peak_rss(), clock_.now() - started_s_ - validation_s_,
                            static_cast<double>(peak_tensor_bytes())};
   maximum(context_.axes, most);
   if (context_.rank != 0) return;
   send(metrics::EndRecord{.step = step_,
                           .steps = step_,
-                          .tokens = static_cast<std::int64_t>(tokens[0]),
+                          .tokens = static_cast<std::int64_t>(totals[0]),
+                          .skipped = static_cast<std::int64_t>(totals[1]),
                           .seconds = most[1],
-                          .tokens_per_s = tokens[0] / most[1],
+                          .tokens_per_s = totals[0] / most[1],
                           .peak_rss_bytes = static_cast<std::int64_t>(most[0]),
                           .peak_tensor_bytes = static_cast<std::int64_t>(most[2])});
 }

@@ -69,6 +69,18 @@ def test_steps_that_are_not_finite_are_skipped_on_all_ranks(ranks, program, weig
     # Skipped steps train on no token, and the others go on: no NaN has reached the parameters.
     assert steps[-1]["tokens"] == (len(steps) - len(skipped)) * ranks * 8
     assert any(s["loss"] is not None for s in steps[-5:])
+    assert run.records[-1]["skipped"] == len(skipped)
+
+
+def test_a_round_of_groups_that_have_all_skipped_changes_nothing(program):
+    """A learning rate that spoils the model in its first step: from then on everything is skipped."""
+    run = program.train(2, data={"eval": None}, parallelism={"groups": 2}, federation={"every": 1},
+                        training={"local_batch_size": 1, "steps": 6, "max_norm": 0.0, "nonfinite": "skip"},
+                        optimizer={"name": "sgd", "lr": 1e30, "weight_decay": 0.0}, lr_scheduler={"warmup_steps": 0})
+    rounds = run.of("round")
+    assert len(rounds) == 6
+    assert rounds[-1]["weights"] == [0.5, 0.5]
+    assert rounds[-1]["digest"] == rounds[-2]["digest"]
 
 
 def test_documents_are_kept_apart(program, tmp_path):

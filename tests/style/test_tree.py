@@ -90,3 +90,10 @@ def test_named_tests_exist():
     named = set(re.findall(r"`(test_\w+|[A-Z]\w+\.[A-Z]\w+)`", page))
     assert len(named) > 30
     assert named - suites - functions == set()
+
+
+def test_every_field_of_the_records_is_documented():
+    fields = set(re.findall(r'visit\("(\w+)"', (ROOT / "fedshard" / "metrics" / "records.cpp").read_text()))
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    assert len(fields) > 30
+    assert fields - set(re.findall(r"`(\w+)`", page)) == set()

@@ -23,10 +23,9 @@ TEST(Weights, AGroupWithoutTokensWeighsNothing) {
   EXPECT_EQ(weights_of(WeightPolicy::tokens, Tokens{0, 9}), (Weights{0, 1}));
 }
 
-TEST(Weights, WithoutAnyTokensThereIsNothingToWeighBy) {
-  for (const Tokens& tokens : {Tokens{0}, Tokens{0, 0, 0}}) {
-    EXPECT_THROW(weights_of(WeightPolicy::tokens, tokens), base::RunError);
-  }
+TEST(Weights, WithoutAnyTokensAllWeighTheSame) {
+  EXPECT_EQ(weights_of(WeightPolicy::tokens, Tokens{0}), (Weights{1}));
+  EXPECT_EQ(weights_of(WeightPolicy::tokens, Tokens{0, 0, 0, 0}), (Weights{0.25, 0.25, 0.25, 0.25}));
 }
 
 TEST(Weights, UniformLooksAtNoTokens) {

@@ -72,7 +72,7 @@ TEST(Progress, WhatStaysStandsOnLinesOfItsOwn) {
   start.params = 474000;
   const EvalRecord eval{2, 2.5, 2.0, 7.389056, 10, EvalModel::mean, std::nullopt};
   const EvalRecord own{2, 2.5, 2.0, 7.389056, 10, EvalModel::group, 1};
-  const EndRecord end{2, 3, 2, 4096, 3, 1365.3, 1, 3 << 20};
+  const EndRecord end{2, 3, 2, 4096, 1, 3, 1365.3, 1, 3 << 20};
   const auto text = shown({.steps = 2, .groups = 2, .columns = 10}, {start, step(1, 1), eval, own, step(2, 2), end});
   EXPECT_EQ(text,
             "fl+fsdp on 4 ranks in groups of 2, 2: 474k parameters\n"
@@ -80,7 +80,7 @@ TEST(Progress, WhatStaysStandsOnLinesOfItsOwn) {
             "\r\x1b[Kstep 2: evaluation loss 2.0000, perplexity 7.389 (mean of the groups)\n"
             "step 2: evaluation loss 2.0000, perplexity 7.389 (group 1)\n"
             "\rstep 2/2 \x1b[K"
-            "\r\x1b[K2 steps, 4.10k tokens in 3.00s: 1.37k tokens/s; tensors took up to 3.00 MiB a rank\n");
+            "\r\x1b[K2 steps (1 skipped), 4.10k tokens in 3.00s: 1.37k tokens/s; tensors took up to 3.00 MiB a rank\n");
   const auto plain = shown({.steps = 2}, {eval});
   EXPECT_EQ(plain, "step 2: evaluation loss 2.0000, perplexity 7.389\n");
 }

@@ -23,7 +23,7 @@ std::vector<Record> one_of_each() {
       EvalRecord{8, 3, 2.0, 7.389, 1000, EvalModel::mean, std::nullopt},
       EvalRecord{8, 3, 2.0, 7.389, 1000, EvalModel::group, 1},
       TrafficRecord{8, 3, 1, 2, 3, 4, 5, 6, 7, 8},
-      EndRecord{100, 60, 100, 4096, 59.5, 68.8, 1 << 30},
+      EndRecord{100, 60, 100, 4096, 2, 59.5, 68.8, 1 << 30, 1 << 29},
   };
 }
 
@@ -54,8 +54,8 @@ TEST(Records, HaveTheFieldsOfTheContract) {
   EXPECT_EQ(names(records[4]), (Names{"group", "kind", "loss", "model", "perplexity", "step", "time_s", "tokens"}));
   EXPECT_EQ(names(records[5]), (Names{"aggregate", "control", "gather", "inter_group", "intra_group", "kind", "reduce",
                                       "replica", "state", "step", "time_s"}));
-  EXPECT_EQ(names(records[6]), (Names{"kind", "peak_rss_bytes", "peak_tensor_bytes", "seconds", "step", "steps",
-                                      "time_s", "tokens", "tokens_per_s"}));
+  EXPECT_EQ(names(records[6]), (Names{"kind", "peak_rss_bytes", "peak_tensor_bytes", "seconds", "skipped", "step",
+                                      "steps", "time_s", "tokens", "tokens_per_s"}));
   EXPECT_EQ(to_json(records[4])["model"], "group");
 }
 
