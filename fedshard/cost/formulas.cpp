@@ -1,16 +1,12 @@
 #include "fedshard/cost/formulas.h"
 
-#include <algorithm>
-
 namespace fedshard::cost {
 
 int gathers_of(const plan::ModelPlan& plan, int unit, bool reshard_after_forward) {
   if (!reshard_after_forward || plan.stages_of(unit) > 1) return 1;
   const int last = static_cast<int>(plan.stages.size()) - 1;
   for (int s = plan.first_trained_stage(); s < last; ++s) {
-    const auto& units = plan.stages[s].units;
-    const bool used = std::find(units.begin(), units.end(), unit) != units.end();
-    if (used) return plan.stages[s].backward_reads_parameters ? 2 : 1;
+    if (plan.stages[s].uses(unit)) return plan.stages[s].backward_reads_parameters ? 2 : 1;
   }
   // The last stage's backward follows its forward at once, so the unit is still there; before the first stage that
   // trains there is no backward.

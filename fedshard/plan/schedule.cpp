@@ -26,10 +26,10 @@ struct Residency {
 
 std::vector<Computation> computations_of(const ModelPlan& plan, const ScheduleOptions& options, bool backward) {
   std::vector<Computation> list;
-  const int stages = static_cast<int>(plan.stages.size());
+  const int stages = static_cast<int>(plan.stages.size()), first_trained = plan.first_trained_stage();
   for (int m = 0; m < options.micro_steps; ++m) {
     for (int s = 0; s < stages; ++s) list.push_back({OpKind::forward, s, m, true});
-    for (int s = stages - 1; backward && s >= plan.first_trained_stage(); --s) {
+    for (int s = stages - 1; backward && s >= first_trained; --s) {
       if (is_recomputed(plan, options, s)) list.push_back({OpKind::recompute, s, m, true});
       list.push_back({OpKind::backward, s, m, plan.stages[s].backward_reads_parameters});
     }

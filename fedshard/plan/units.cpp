@@ -28,6 +28,8 @@ std::int64_t UnitSpec::arena_numel(std::int64_t shards) const {
   return (shard_numel(shards) + kAlignment - 1) / kAlignment * kAlignment;
 }
 
+bool StageSpec::uses(int unit) const { return std::find(units.begin(), units.end(), unit) != units.end(); }
+
 std::int64_t ModelPlan::numel() const {
   return std::accumulate(units.begin(), units.end(), std::int64_t{0},
                          [](std::int64_t sum, const UnitSpec& unit) { return sum + unit.numel(); });
@@ -63,9 +65,8 @@ std::vector<GlobalRun> ModelPlan::global_runs(int unit, topology::Range held) co
 }
 
 int ModelPlan::stages_of(int unit) const {
-  return static_cast<int>(std::count_if(stages.begin(), stages.end(), [&](const StageSpec& s) {
-    return std::find(s.units.begin(), s.units.end(), unit) != s.units.end();
-  }));
+  return static_cast<int>(
+      std::count_if(stages.begin(), stages.end(), [&](const StageSpec& s) { return s.uses(unit); }));
 }
 
 int ModelPlan::first_trained_stage() const {

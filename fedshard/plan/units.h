@@ -56,6 +56,7 @@ struct StageSpec {
   // False where the gradients follow without the parameters' values, as an embedding's do: the unit is then not
   // gathered again for this stage's backward.
   bool backward_reads_parameters = true;
+  bool uses(int unit) const;
 };
 
 // Neighbouring elements of a unit whose global indices are neighbours too.

@@ -31,11 +31,8 @@ int moments_of(Update update) {
 }
 
 bool is_muon_matrix(const ModelPlan& plan, int unit, int parameter) {
-  const auto uses = [&](const StageSpec& stage) {
-    return std::find(stage.units.begin(), stage.units.end(), unit) != stage.units.end();
-  };
-  return plan.units[unit].parameters[parameter].shape.size() == 2 && !uses(plan.stages.front()) &&
-         !uses(plan.stages.back());
+  return plan.units[unit].parameters[parameter].shape.size() == 2 && !plan.stages.front().uses(unit) &&
+         !plan.stages.back().uses(unit);
 }
 
 UpdateRules update_rules(const ModelPlan& plan, const UpdateOptions& options) {

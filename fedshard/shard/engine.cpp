@@ -76,7 +76,7 @@ Engine::Engine(const nn::Model& model, int shards, int shard, comm::Axes& axes, 
   }
   for (const plan::StageSpec& stage : model.plan.stages) {
     stage_parameters_.push_back(parameters_of(stage, model.plan, units_));
-  };
+  }
   registry.add("parameters", Role::parameters, Scope::shared, parameters_);
   registry.add("gradients", Role::gradients, Scope::group, gradients_);
 }

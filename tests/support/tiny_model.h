@@ -68,6 +68,17 @@ inline nn::MicroBatch tiny_batch(std::int64_t first, std::int64_t count, std::in
   return {ids.narrow(1, 0, length).clone(), ids.narrow(1, 1, length).clone()};  // so that labels can be masked
 }
 
+// Of all parameters in frozen units.
+inline std::set<std::string> names_of_frozen(const plan::ModelPlan& plan) {
+  std::set<std::string> names;
+  for (const auto& unit : plan.units) {
+    for (const auto& parameter : unit.parameters) {
+      if (unit.frozen) names.insert(parameter.name);
+    }
+  }
+  return names;
+}
+
 // Whole parameters, plain autograd.
 class TinyReference {
  public:

@@ -65,16 +65,6 @@ void expect_close(const at::Tensor& got, const at::Tensor& expected, double tole
   EXPECT_LE((got - expected).abs().max().item<double>() / scale, tolerance) << what;
 }
 
-std::set<std::string> names_of_frozen(const plan::ModelPlan& plan) {
-  std::set<std::string> names;
-  for (const auto& unit : plan.units) {
-    for (const auto& parameter : unit.parameters) {
-      if (unit.frozen) names.insert(parameter.name);
-    }
-  }
-  return names;
-}
-
 constexpr double kLr = 0.3;
 
 struct Expected {
@@ -107,7 +97,8 @@ void expect_equals_reference(const Case& c) {
   const nn::Model whole = tiny_model(shape);
   nn::Model model = whole;
   model.plan = plan::freeze(whole.plan, c.frozen);
-  const std::vector<Expected> expected = expected_of(c, whole, names_of_frozen(model.plan), shape.vocab);
+  const std::vector<Expected> expected =
+      expected_of(c, whole, testing_support::names_of_frozen(model.plan), shape.vocab);
   const auto layout =
       topology::Layout::make(c.shards * c.replicas, {.shard_degree = c.shards, .replicate_degree = c.replicas});
   std::mutex checks;

@@ -82,16 +82,6 @@ plan::ModelPlan random_freeze(Dice& dice, const plan::ModelPlan& plan) {
   return plan::freeze(plan, patterns);
 }
 
-std::set<std::string> frozen_names(const plan::ModelPlan& plan) {
-  std::set<std::string> names;
-  for (const auto& unit : plan.units) {
-    for (const auto& parameter : unit.parameters) {
-      if (unit.frozen) names.insert(parameter.name);
-    }
-  }
-  return names;
-}
-
 struct Draw {
   int shards, replicas, micro, vocab;
   plan::ScheduleOptions schedule;
@@ -137,7 +127,7 @@ void expect_equals_whole(unsigned seed) {
   const int ranks = d.shards * d.replicas;
   const auto layout = topology::Layout::make(ranks, {.shard_degree = d.shards, .replicate_degree = d.replicas});
   constexpr int kSteps = 2;
-  testing_support::TinyReference reference(whole, frozen_names(model.plan));
+  testing_support::TinyReference reference(whole, testing_support::names_of_frozen(model.plan));
   std::vector<double> losses, norms;
   for (int step = 0; step < kSteps; ++step) {
     std::vector<at::Tensor> tokens, labels;
