@@ -20,7 +20,7 @@ using std::chrono::milliseconds;
 
 constexpr int kLingerMs = 1000;
 constexpr milliseconds kTick{50};        // how often deadlines are judged
-constexpr milliseconds kQuiet{100};      // after stop(): nothing for so long means that all has arrived
+constexpr milliseconds kQuiet{500};      // after stop(): nothing for so long means that all has arrived
 constexpr milliseconds kFarewell{2000};  // ... but no longer than this in all
 constexpr const char* kZapDomain = "fedshard";
 
@@ -149,8 +149,15 @@ void Coordinator::Server::serve() {
     return stopping_;
   };
   while (!is_stopping()) serve_once(kTick);
-  const auto end = std::chrono::steady_clock::now() + kFarewell;
-  while (serve_once(kQuiet) && std::chrono::steady_clock::now() < end) continue;
+  // What ranks sent before they left may still be on its way. A rank's last word is the end of it; one that was killed
+  // has none, so silence must do. It is measured by the clock: waking up with nothing to read proves nothing.
+  const auto start = std::chrono::steady_clock::now();
+  auto heard = start;
+  while (!state_.is_over()) {
+    if (serve_once(kTick)) heard = std::chrono::steady_clock::now();
+    const auto now = std::chrono::steady_clock::now();
+    if (now - heard >= kQuiet || now - start >= kFarewell) return;
+  }
 }
 
 // True where anything was received.

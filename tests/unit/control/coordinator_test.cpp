@@ -11,6 +11,7 @@
 #include <future>
 #include <mutex>
 #include <thread>
+#include <vector>
 #include <zmq.hpp>
 
 #include "fedshard/base/error.h"
@@ -323,6 +324,34 @@ TEST(Coordinator, RecordsSentBeforeALastWordArriveInOrder) {
   for (int i = 0; i < kRecords; ++i) ASSERT_EQ(run.records[static_cast<std::size_t>(i)]["step"], i);
   EXPECT_EQ(run.records.back()["nonfinite"][0], "loss");
   EXPECT_EQ(run.coordinator.status().first_error->message, "out of luck");
+}
+
+// Being woken by stop() with nothing to read is no sign that everything has arrived.
+TEST(Coordinator, StoppingLosesNothingThatIsOnItsWay) {
+  std::promise<void> held, released;
+  std::vector<int> steps;
+  Job run({1, 1});  // the second never comes, so that there is no last word to end on
+  CoordinatorOptions options = run.options({}, nullptr);
+  options.sink = [&](const nlohmann::json& line) {
+    steps.push_back(line["step"]);
+    if (steps.size() > 1) return;
+    held.set_value();
+    released.get_future().wait();
+  };
+  Coordinator coordinator(options);
+  ClientOptions of_rank = run.client(0);
+  of_rank.endpoint = coordinator.endpoint();
+  of_rank.heartbeat_s = kLong;  // nothing else is to be read
+  CoordinatorClient client(of_rank);
+  client.record({{"kind", "step"}, {"step", 1}});
+  held.get_future().wait();
+  const auto stopped = std::async(std::launch::async, [&] { coordinator.stop(); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // until the coordinator knows and has been woken
+  released.set_value();
+  std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  client.record({{"kind", "step"}, {"step", 2}});
+  stopped.wait();
+  EXPECT_EQ(steps, (std::vector<int>{1, 2}));
 }
 
 TEST(Coordinator, LastWordsDoNotWaitForTheDead) {
