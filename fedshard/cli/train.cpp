@@ -10,6 +10,7 @@
 #include "fedshard/base/error.h"
 #include "fedshard/base/log.h"
 #include "fedshard/comm/gloo.h"
+#include "fedshard/comm/nccl.h"
 #include "fedshard/comm/store.h"
 #include "fedshard/control/launch.h"
 #include "fedshard/control/place.h"
@@ -87,11 +88,16 @@ int train(const TrainArgs& args) {
   const auto place = args.ranks ? std::nullopt : control::place_from_environment(control::process_environment);
   const int world = args.ranks ? *args.ranks : place ? place->world_size : 1;
   const topology::Layout layout = train::validate(config, world);
+  if (!place || place->rank == 0) {
+    for (const std::string& warning : train::warnings_of(config))
+      fmt::print(stderr, "fedshard: warning: {}\n", warning);
+  }
   if (args.dry_run) {
     if (!place || place->rank == 0) train::print_dry_run(config, layout);
     return 0;
   }
   layout.require_equal_groups();
+  if (config.comm.backend == train::BackendChoice::nccl) comm::require_nccl();  // a dry run needs none
   // Gloo and the store write to sockets whose other end may have died; that is an error to tell, not to die of.
   ::signal(SIGPIPE, SIG_IGN);
   if (place) return static_cast<int>(train::run_rank(config, *place));

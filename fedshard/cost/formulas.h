@@ -15,7 +15,7 @@ struct TrafficOptions {
   plan::ScheduleOptions schedule;
   std::int64_t bytes_gather = 2;     // of an element, b_g: the compute dtype's
   std::int64_t bytes_reduce = 4;     // b_r
-  std::int64_t bytes_aggregate = 4;  // b_a: master parameters are fp32
+  std::int64_t bytes_aggregate = 4;  // b_a: the master parameters'
   plan::UpdateOptions updates = {};  // Muon's gathers whole matrices
 };
 

@@ -4,7 +4,9 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <cstring>
+#include <bit>
+#include <cmath>
+#include <cstdint>
 
 #include "fedshard/base/error.h"
 
@@ -17,8 +19,10 @@ int index_of(const comm::Members& members, int rank) {
   return static_cast<int>(place - members.ranks.begin());
 }
 
-void copy_elements(float* to, const float* from, std::int64_t count) {
-  std::memcpy(to, from, static_cast<std::size_t>(count) * sizeof(float));
+std::vector<comm::Parcel> parcels_of(const std::map<int, std::int64_t>& sizes, at::ScalarType dtype) {
+  std::vector<comm::Parcel> result;
+  for (const auto& [peer, size] : sizes) result.push_back({peer, at::empty({size}, dtype)});
+  return result;
 }
 
 const at::Tensor& buffer_of(const std::vector<comm::Parcel>& parcels, int peer) {
@@ -26,6 +30,33 @@ const at::Tensor& buffer_of(const std::vector<comm::Parcel>& parcels, int peer) 
       std::find_if(parcels.begin(), parcels.end(), [&](const comm::Parcel& p) { return p.peer == peer; });
   base::require(found != parcels.end(), "no parcel for peer {}", peer);
   return found->buffer;
+}
+
+void round_to(double value, float& out) { out = static_cast<float>(value); }
+
+// Through fp32, but rounded once: what fp32 can't hold exactly is cut off and marked by an odd last bit ("round to
+// odd", Boldo and Melquiond, IEEE TC 57(4), 2008), so that the second rounding can't take it for a tie.
+void round_to(double value, c10::BFloat16& out) {
+  auto narrow = static_cast<float>(value);
+  if (static_cast<double>(narrow) != value && !std::isnan(narrow)) {
+    auto bits = std::bit_cast<std::uint32_t>(narrow);
+    if (std::abs(static_cast<double>(narrow)) > std::abs(value)) --bits;
+    narrow = std::bit_cast<float>(bits | 1u);
+  }
+  out = narrow;
+}
+
+// out[i] = the sum over the groups of weights[group] * values[group][i], in that order.
+template <class T>
+void weigh(std::span<const at::Tensor> values, std::span<const double> weights, const at::Tensor& out) {
+  std::vector<const T*> in;
+  for (const at::Tensor& of_group : values) in.push_back(of_group.const_data_ptr<T>());
+  T* const result = out.mutable_data_ptr<T>();
+  for (std::int64_t i = 0; i < out.numel(); ++i) {
+    double sum = weights[0] * static_cast<double>(in[0][i]);  // not 0 + ...: that would turn a common -0 into +0
+    for (std::size_t group = 1; group < in.size(); ++group) sum += weights[group] * static_cast<double>(in[group][i]);
+    round_to(sum, result[i]);
+  }
 }
 
 }  // namespace
@@ -60,54 +91,56 @@ Exchange::Exchange(const topology::Layout& layout, int rank, const plan::ModelPl
   }
 }
 
-std::vector<comm::Parcel> Exchange::parcels(const std::map<int, std::int64_t>& sizes) const {
-  std::vector<comm::Parcel> result;
-  for (const auto& [peer, size] : sizes) result.push_back({peer, at::empty({size}, at::kFloat)});
-  return result;
-}
-
 std::vector<comm::Parcel> Exchange::pack(const shard::Arena& parameters) const {
-  std::vector<comm::Parcel> result = parcels(to_owner_);
+  std::vector<comm::Parcel> result = parcels_of(to_owner_, parameters.dtype());
   for (const Part& part : parts_) {
     if (part.owner == group_) continue;
     const int peer = part.peers[part.owner];
-    copy_elements(buffer_of(result, peer).mutable_data_ptr<float>() + part.place.at(peer),
-                  parameters.slice(part.unit, part.range).cpu().const_data_ptr<float>(), part.range.size());
+    buffer_of(result, peer)
+        .narrow(0, part.place.at(peer), part.range.size())
+        .copy_(parameters.slice(part.unit, part.range));
   }
   return result;
+}
+
+void Exchange::sum_owned(const shard::Arena& parameters, const std::vector<comm::Parcel>& theirs,
+                         std::span<const double> weights, const at::Tensor& mean) const {
+  for (const Part& part : parts_) {
+    if (part.owner != group_) continue;
+    std::vector<at::Tensor> values;
+    for (int group = 0; group < static_cast<int>(part.peers.size()); ++group) {
+      const int peer = part.peers[group];
+      values.push_back(group == group_ ? parameters.slice(part.unit, part.range).cpu()
+                                       : buffer_of(theirs, peer).narrow(0, part.place.at(peer), part.range.size()));
+    }
+    const at::Tensor out = mean.narrow(0, part.offset, part.range.size());
+    if (mean.scalar_type() == at::kFloat) {
+      weigh<float>(values, weights, out);
+    } else {
+      weigh<c10::BFloat16>(values, weights, out);
+    }
+  }
 }
 
 at::Tensor Exchange::mean_of(const shard::Arena& parameters, std::span<const double> weights, comm::Purpose purpose) {
   const c10::NoGradGuard no_grad;
-  const std::vector<comm::Parcel> mine = pack(parameters), theirs = parcels(from_peer_);
+  const at::ScalarType dtype = parameters.dtype();
+  const std::vector<comm::Parcel> mine = pack(parameters), theirs = parcels_of(from_peer_, dtype);
   axes_.federation->exchange(mine, theirs, purpose)->wait();
-  const at::Tensor mean = at::empty({slice_numel_}, at::kFloat);
-  const std::vector<comm::Parcel> results = parcels(from_peer_), returned = parcels(to_owner_);
+  const at::Tensor mean = at::empty({slice_numel_}, dtype);
+  sum_owned(parameters, theirs, weights, mean);
+  const std::vector<comm::Parcel> results = parcels_of(from_peer_, dtype), returned = parcels_of(to_owner_, dtype);
+  const auto in_mean = [&](const Part& part) { return mean.narrow(0, part.offset, part.range.size()); };
+  const auto in_parcel = [&](const Part& part, const std::vector<comm::Parcel>& parcels, int peer) {
+    return buffer_of(parcels, peer).narrow(0, part.place.at(peer), part.range.size());
+  };
   for (const Part& part : parts_) {
     if (part.owner != group_) continue;
-    const at::Tensor mine_on_host = parameters.slice(part.unit, part.range).cpu();
-    std::vector<const float*> values;
-    for (int group = 0; group < static_cast<int>(part.peers.size()); ++group) {
-      const int peer = part.peers[group];
-      values.push_back(group == group_ ? mine_on_host.const_data_ptr<float>()
-                                       : buffer_of(theirs, peer).const_data_ptr<float>() + part.place.at(peer));
-    }
-    float* out = mean.mutable_data_ptr<float>() + part.offset;
-    for (std::int64_t i = 0; i < part.range.size(); ++i) {
-      double sum = weights[0] * values[0][i];  // not 0 + ...: that would turn groups' common -0 into +0
-      for (std::size_t group = 1; group < values.size(); ++group) sum += weights[group] * values[group][i];
-      out[i] = static_cast<float>(sum);
-    }
-    for (const auto& [peer, place] : part.place) {
-      copy_elements(buffer_of(results, peer).mutable_data_ptr<float>() + place, out, part.range.size());
-    }
+    for (const auto& [peer, place] : part.place) in_parcel(part, results, peer).copy_(in_mean(part));
   }
   axes_.federation->exchange(results, returned, purpose)->wait();
   for (const Part& part : parts_) {
-    if (part.owner == group_) continue;
-    const int peer = part.peers[part.owner];
-    copy_elements(mean.mutable_data_ptr<float>() + part.offset,
-                  buffer_of(returned, peer).const_data_ptr<float>() + part.place.at(peer), part.range.size());
+    if (part.owner != group_) in_mean(part).copy_(in_parcel(part, returned, part.peers[part.owner]));
   }
   return mean;
 }
@@ -122,7 +155,7 @@ void Exchange::spread(const at::Tensor& slice, const shard::Arena& target, comm:
   }
   at::Tensor all = slice;
   if (axes_.replica->size() > 1) {
-    all = at::empty({total}, at::kFloat);
+    all = at::empty({total}, slice.options());
     all.narrow(0, mine, slice_numel_).copy_(slice);
     axes_.replica->all_gather(all, replica_numel_, purpose)->wait();
   }
@@ -138,12 +171,13 @@ void Exchange::spread(const at::Tensor& slice, const shard::Arena& target, comm:
 
 double Exchange::square_distance(const shard::Arena& parameters, const at::Tensor& slice) const {
   double square = 0;
-  const float* mean = slice.const_data_ptr<float>();
   for (const Part& part : parts_) {
-    const at::Tensor on_host = parameters.slice(part.unit, part.range).cpu();
+    const at::Tensor on_host = parameters.slice(part.unit, part.range).to(at::kCPU, at::kFloat);
+    const at::Tensor mean = slice.narrow(0, part.offset, part.range.size()).to(at::kFloat);
     const float* values = on_host.const_data_ptr<float>();
+    const float* means = mean.const_data_ptr<float>();
     for (std::int64_t i = 0; i < part.range.size(); ++i) {
-      const double difference = static_cast<double>(values[i]) - mean[part.offset + i];
+      const double difference = static_cast<double>(values[i]) - means[i];
       square += difference * difference;
     }
   }

@@ -28,8 +28,8 @@ class Exchange {
   Exchange(const topology::Layout& layout, int rank, const plan::ModelPlan& plan, const shard::ArenaMap& map,
            comm::Axes& axes);
 
-  // The mean over the groups of this rank's slice of `parameters`, with one weight a group: [slice_numel()] fp32 on the
-  // CPU, unit after unit. Collective over the federation axis. `parameters` is only read.
+  // The mean over the groups of this rank's slice of `parameters`, with one weight a group: [slice_numel()] of the
+  // parameters' dtype on the CPU, unit after unit. Collective over the federation axis. `parameters` is only read.
   at::Tensor mean_of(const shard::Arena& parameters, std::span<const double> weights, comm::Purpose purpose);
 
   // Writes a slice into `target` here and in the other replicas, and theirs into `target`. Collective over the replica
@@ -52,7 +52,9 @@ class Exchange {
     int owner = 0;
   };
   std::vector<comm::Parcel> pack(const shard::Arena& parameters) const;
-  std::vector<comm::Parcel> parcels(const std::map<int, std::int64_t>& sizes) const;
+  // Sums the parts that this group owns into `mean`, from this rank's parameters and the other groups' parcels.
+  void sum_owned(const shard::Arena& parameters, const std::vector<comm::Parcel>& theirs,
+                 std::span<const double> weights, const at::Tensor& mean) const;
 
   comm::Axes& axes_;
   int group_;

@@ -62,7 +62,7 @@ shard::Arena Federation::mean_parameters(std::int64_t tokens_since_round) {
   const std::vector<double> mine{static_cast<double>(tokens_since_round)};
   std::vector<std::int64_t> tokens;
   for (const auto& of_group : axes_.federation->collect(mine)) tokens.push_back(static_cast<std::int64_t>(of_group[0]));
-  shard::Arena mean(engine_.map());
+  shard::Arena mean(engine_.map(), engine_.parameters().dtype());
   mean.flat().copy_(engine_.parameters().flat());  // of which frozen units stay
   if (std::accumulate(tokens.begin(), tokens.end(), std::int64_t{0}) > 0) {
     exchange_.spread(exchange_.mean_of(engine_.parameters(), weights_of(policy_, tokens), comm::Purpose::state), mean,

@@ -14,14 +14,15 @@ namespace fedshard::optim {
 
 class Moments {
  public:
-  // names[m]: of moment m in the registry. There are as many as the rules need, in fp32, zero at first. `engine` and
-  // `registry` must outlive them, and they what is registered.
+  // names[m]: of moment m in the registry. There are as many as the rules need, in fp32 on `device`, zero at first.
+  // `engine` and `registry` must outlive them, and they what is registered.
   Moments(const std::vector<std::string>& names, const plan::UpdateRules& rules, shard::Engine& engine,
-          shard::StateRegistry& registry);
+          at::Device device, shard::StateRegistry& registry);
   int count() const { return static_cast<int>(arenas_.size()); }
   const shard::Arena& arena(int moment) const { return *arenas_[moment]; }
 
  private:
+  shard::ArenaMap whole_;                               // the parameters' places, on the moments' device
   std::vector<std::unique_ptr<shard::ArenaMap>> maps_;  // of those that not every element has
   std::vector<std::unique_ptr<shard::Arena>> arenas_;
 };

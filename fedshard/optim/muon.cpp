@@ -24,8 +24,8 @@ at::Tensor orthogonalize(const at::Tensor& matrix) {
   return tall ? x.t() : x;
 }
 
-Muon::Muon(MuonOptions options, const plan::UpdateRules& rules, shard::Engine& engine, const shard::Arena& exp_avg,
-           comm::Communicator& shard_axis)
+Muon::Muon(MuonOptions options, const plan::UpdateRules& rules, shard::Engine& engine, const Workplace& place,
+           const shard::Arena& exp_avg, comm::Communicator& shard_axis)
     : options_(options), map_(engine.map()), shard_axis_(shard_axis), matrices_(map_.units()) {
   std::int64_t largest = 0;
   for (int u = 0; u < map_.units(); ++u) {
@@ -37,23 +37,20 @@ Muon::Muon(MuonOptions options, const plan::UpdateRules& rules, shard::Engine& e
       if (segment.rule.update != plan::Update::muon) continue;
       const std::vector<std::int64_t>& shape = unit.parameters[segment.parameter].shape;
       matrices_[u].push_back({unit.offset_of(segment.parameter), shape[0], shape[1], segment,
-                              engine.parameters().slice(u, segment.range), engine.gradients().slice(u, segment.range),
+                              place.parameters(u, segment.range), place.gradients(u, segment.range),
                               exp_avg.slice(u, segment.range)});
     }
   }
-  buffer_ = at::zeros({largest}, engine.parameters().flat().options());
+  buffer_ = at::zeros({largest}, at::TensorOptions().dtype(at::kFloat).device(engine.device()));
 }
 
 at::Tensor Muon::gather(int unit) {
   const at::Tensor whole = buffer_.narrow(0, 0, map_.shards() * map_.shard_numel(unit));
   for (const Matrix& matrix : matrices_[unit]) {
     matrix.exp_avg.lerp_(matrix.gradients, 1 - options_.momentum);
-    at::Tensor mine = whole.narrow(0, matrix.held.range.begin, matrix.held.range.size());
-    if (options_.nesterov) {
-      at::lerp_out(mine, matrix.gradients, matrix.exp_avg, options_.momentum);
-    } else {
-      mine.copy_(matrix.exp_avg);
-    }
+    const at::Tensor mine = whole.narrow(0, matrix.held.range.begin, matrix.held.range.size());
+    // In place: the gradient has served.
+    mine.copy_(options_.nesterov ? matrix.gradients.lerp_(matrix.exp_avg, options_.momentum) : matrix.exp_avg);
   }
   shard_axis_.all_gather(whole, comm::Purpose::gather)->wait();
   return whole;
@@ -70,7 +67,8 @@ void Muon::step(int unit, double lr) {
     const double rate = lr * matrix.held.rule.lr_factor;
     const double scale = 0.2 * std::sqrt(static_cast<double>(std::max(matrix.rows, matrix.columns)));
     matrix.parameters.mul_(1 - rate * matrix.held.rule.weight_decay);
-    matrix.parameters.sub_(whole.narrow(0, matrix.held.range.begin, matrix.held.range.size()), rate * scale);
+    const at::Tensor held = whole.narrow(0, matrix.held.range.begin, matrix.held.range.size());
+    matrix.parameters.sub_(held.to(matrix.parameters.device()), rate * scale);
   }
 }
 

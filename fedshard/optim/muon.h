@@ -10,6 +10,7 @@
 
 #include "fedshard/comm/communicator.h"
 #include "fedshard/optim/segments.h"
+#include "fedshard/optim/workplace.h"
 #include "fedshard/shard/engine.h"
 
 namespace fedshard::optim {
@@ -26,14 +27,16 @@ at::Tensor orthogonalize(const at::Tensor& matrix);
 
 class Muon {
  public:
-  // exp_avg: averages of the gradients of at least Muon's matrices. The references must outlive it.
-  Muon(MuonOptions options, const plan::UpdateRules& rules, shard::Engine& engine, const shard::Arena& exp_avg,
-       comm::Communicator& shard_axis);
+  // exp_avg: averages of the gradients of at least Muon's matrices, on the device of `place`. Matrices are gathered and
+  // orthogonalised on the engine's device. The references must outlive it.
+  Muon(MuonOptions options, const plan::UpdateRules& rules, shard::Engine& engine, const Workplace& place,
+       const shard::Arena& exp_avg, comm::Communicator& shard_axis);
 
   // As torch.optim.Muon with adjust_lr_fn = "match_rms_adamw" (Liu et al., arXiv 2502.16982): average the gradient,
   // decay the parameters by lr * weight_decay, subtract the orthogonalised average times lr * 0.2 sqrt(max(m, n)), so
   // that one lr serves AdamW too. Collective over the shard axis where the unit has a matrix of Muon's: sends
-  // (F-1) ceil(N_u/F) 4 bytes a rank, counted as `gather`. The same bits for every shard count.
+  // (F-1) ceil(N_u/F) 4 bytes a rank, counted as `gather`. The same bits for every shard count. To be called between
+  // begin(unit) and end(unit) of the workplace.
   void step(int unit, double lr);
 
  private:

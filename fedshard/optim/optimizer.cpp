@@ -10,6 +10,7 @@
 #include "fedshard/optim/moments.h"
 #include "fedshard/optim/muon.h"
 #include "fedshard/optim/segments.h"
+#include "fedshard/optim/workplace.h"
 
 namespace fedshard::optim {
 namespace {
@@ -23,7 +24,7 @@ struct Slices {
 
 // All but what Muon updates or nothing does.
 std::vector<Slices> slices_of_unit(int unit, const plan::UpdateRules& rules, const Moments& moments,
-                                   shard::Engine& engine) {
+                                   const Workplace& place, shard::Engine& engine) {
   std::vector<Slices> slices;
   for (const Segment& segment : segments_of(engine.plan().units[unit], rules[unit], engine.map().range(unit))) {
     if (segment.rule.update == plan::Update::muon || segment.rule.update == plan::Update::none) continue;
@@ -32,8 +33,8 @@ std::vector<Slices> slices_of_unit(int unit, const plan::UpdateRules& rules, con
       s = slices.insert(slices.end(), {segment.rule, {}, {}, {}});
       s->moments.resize(plan::moments_of(segment.rule.update));
     }
-    s->parameters.push_back(engine.parameters().slice(unit, segment.range));
-    s->gradients.push_back(engine.gradients().slice(unit, segment.range));
+    s->parameters.push_back(place.parameters(unit, segment.range));
+    s->gradients.push_back(place.gradients(unit, segment.range));
     for (std::size_t m = 0; m < s->moments.size(); ++m) {
       s->moments[m].push_back(moments.arena(static_cast<int>(m)).slice(unit, segment.range));
     }
@@ -51,17 +52,21 @@ class ByRule final : public Optimizer {
   ByRule(const OptimizerOptions& options, shard::Engine& engine, comm::Axes& axes, shard::StateRegistry& registry)
       : options_(options),
         rules_(plan::update_rules(engine.plan(), options.updates)),
-        moments_(names_of_moments(options.updates.update), rules_, engine, registry),
-        step_(at::zeros({}, engine.parameters().flat().options())) {
-    for (int u = 0; u < engine.map().units(); ++u) units_.push_back(slices_of_unit(u, rules_, moments_, engine));
+        place_(engine, options.offload),
+        moments_(names_of_moments(options.updates.update), rules_, engine, place_.device(), registry),
+        step_(at::zeros({}, at::TensorOptions().dtype(at::kFloat).device(place_.device()))) {
+    for (int u = 0; u < engine.map().units(); ++u) {
+      units_.push_back(slices_of_unit(u, rules_, moments_, place_, engine));
+    }
     if (options.updates.update == plan::Update::muon) {
-      muon_ = std::make_unique<Muon>(MuonOptions{options.momentum, options.nesterov}, rules_, engine, moments_.arena(0),
-                                     *axes.shard);
+      muon_ = std::make_unique<Muon>(MuonOptions{options.momentum, options.nesterov}, rules_, engine, place_,
+                                     moments_.arena(0), *axes.shard);
     }
   }
 
   void step(int unit, std::int64_t step, double lr) override {
     const c10::NoGradGuard no_grad;
+    place_.begin(unit);
     for (const Slices& s : units_[unit]) {
       const double rate = lr * s.rule.lr_factor;
       if (s.rule.update == plan::Update::adamw) {
@@ -71,6 +76,7 @@ class ByRule final : public Optimizer {
       }
     }
     if (muon_) muon_->step(unit, lr);
+    place_.end(unit);
   }
 
  private:
@@ -90,6 +96,7 @@ class ByRule final : public Optimizer {
 
   OptimizerOptions options_;
   plan::UpdateRules rules_;
+  Workplace place_;
   Moments moments_;
   std::vector<std::vector<Slices>> units_;
   at::Tensor step_;

@@ -17,16 +17,22 @@ struct OptimizerOptions {
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;  // adamw, and muon for what is not its own
   double momentum = 0;                           // sgd_momentum, muon
   bool nesterov = false;                         // sgd_momentum, muon
+  // The moments are on the host and updates are computed there, so that they need no memory of a GPU's: gradients and
+  // parameters cross over once a step. An engine on the CPU gains nothing from it.
+  bool offload = false;
 };
 
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
   // One update of unit u, from the gradients in the engine's arena. Called at most once a step for each unit, in the
-  // same order on all ranks of the shard axis, over which it is collective; `step` counts updates from 1.
+  // same order on all ranks of the shard axis, over which it is collective; `step` counts updates from 1. The unit's
+  // gradients may have other values afterwards.
   virtual void step(int unit, std::int64_t step, double lr) = 0;
 };
 
+// Updates are computed in fp32; parameters in bf16 are rounded once an update.
+//
 // AdamW as torch.optim.AdamW (Loshchilov and Hutter, arXiv 1711.05101, decoupled decay scaled by lr), SGD as
 // torch.optim.SGD (decay added to the gradient), both by LibTorch's fused kernels, and Muon as torch.optim.Muon. All
 // that a step remembers are the registered moments, so an optimizer whose moments are restored goes on as if it had

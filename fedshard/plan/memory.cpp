@@ -195,7 +195,7 @@ std::int64_t exchange_bytes(const ModelPlan& plan, const MemoryOptions& options)
   // There and back: what others own of mine, and what I own of each other's. The result stays until it is spread.
   const std::int64_t messages = 2 * (slice - owned + (options.groups - 1) * owned);
   const std::int64_t of_replicas = options.replicas > 1 ? shard : 0;
-  return (slice + std::max(messages, of_replicas)) * kFp32;
+  return (slice + std::max(messages, of_replicas)) * options.master_bytes;
 }
 
 constexpr struct {
@@ -210,6 +210,7 @@ constexpr struct {
     {"activations", "activations"},
     {"communication", "communication"},
     {"update", "optimizer's buffers"},
+    {"staging", "update's staging"},
     {"exchange", "exchange of a round"},
     {"mean", "mean to evaluate"},
 };
@@ -226,7 +227,13 @@ std::int64_t MemoryTable::bytes(MemoryPurpose purpose) const {
 
 std::int64_t MemoryTable::total() const {
   std::int64_t sum = 0;
-  for (const MemoryRow& row : rows) sum += row.bytes;
+  for (const MemoryRow& row : rows) sum += row.on_host ? 0 : row.bytes;
+  return sum;
+}
+
+std::int64_t MemoryTable::host_total() const {
+  std::int64_t sum = 0;
+  for (const MemoryRow& row : rows) sum += row.on_host ? row.bytes : 0;
   return sum;
 }
 
@@ -236,8 +243,8 @@ MemoryTable predict_memory(const ModelPlan& plan, const MemoryOptions& options) 
   base::require(options.groups == 1 || options.federation, "{} groups without a federation", options.groups);
   std::int64_t arena = 0, trained = 0, largest_trained = 0;
   for (const UnitSpec& unit : plan.units) {
-    const std::int64_t bytes = unit.arena_numel(options.shards) * kFp32;
-    arena += bytes;
+    const std::int64_t numel = unit.arena_numel(options.shards), bytes = numel * kFp32;
+    arena += numel * options.master_bytes;
     if (unit.frozen) continue;
     trained += bytes;
     largest_trained = std::max(largest_trained, bytes);
@@ -246,16 +253,18 @@ MemoryTable predict_memory(const ModelPlan& plan, const MemoryOptions& options) 
   StepWalk walk(plan, options);
   const Schedule step = step_schedule(plan, options.schedule);
   for (int i = 0; i < 2; ++i) walk.run(step);
+  const int staged = options.offload ? 2 : options.master_bytes == kFp32 ? 0 : 1;  // parameters, gradients
   const Moment& peak = walk.peak();
   return {{
               {MemoryPurpose::parameters, arena},
               {MemoryPurpose::gradients, options.schedule.fused_backward ? largest_trained : trained},
-              {MemoryPurpose::moments, moment_bytes(plan, rules, options.shards)},
+              {MemoryPurpose::moments, moment_bytes(plan, rules, options.shards), options.offload},
               {MemoryPurpose::gathered, peak.gathered},
               {MemoryPurpose::gradient_buffers, peak.gradient_buffers},
               {MemoryPurpose::activations, peak.activations},
               {MemoryPurpose::communication, peak.communication},
               {MemoryPurpose::update, update_workspace_bytes(plan, rules, options.shards)},
+              {MemoryPurpose::staging, staged * staging_bytes(plan, options.shards), options.offload},
               {MemoryPurpose::exchange, options.federation ? exchange_bytes(plan, options) : 0},
               {MemoryPurpose::mean, options.federation ? arena : 0},
           },
@@ -264,11 +273,14 @@ MemoryTable predict_memory(const ModelPlan& plan, const MemoryOptions& options) 
 
 std::string describe(const MemoryTable& table) {
   std::string text;
-  const auto append = [&](const char* label, std::int64_t bytes) {
-    text += fmt::format("{:<19} {:>10}\n", label, base::human(base::Bytes{bytes}));
+  const auto append = [&](const char* label, std::int64_t bytes, bool on_host = false) {
+    text += fmt::format("{:<19} {:>10}{}\n", label, base::human(base::Bytes{bytes}), on_host ? " (host)" : "");
   };
-  for (const MemoryRow& row : table.rows) append(kPurposes[static_cast<int>(row.purpose)].label, row.bytes);
+  for (const MemoryRow& row : table.rows) {
+    append(kPurposes[static_cast<int>(row.purpose)].label, row.bytes, row.on_host);
+  }
   append("total", table.total());
+  if (table.host_total() > 0) append("total on the host", table.host_total());
   return text;
 }
 

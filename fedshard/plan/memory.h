@@ -15,7 +15,7 @@
 namespace fedshard::plan {
 
 enum class MemoryPurpose {
-  parameters,        // arena of the fp32 shards
+  parameters,        // arena of the shards, in the master dtype
   gradients,         // arena of their gradients, fp32 (of one unit, with fused_backward); none of frozen ones
   moments,           // arenas of the optimizer's moments, fp32, of the elements that have them
   gathered,          // units gathered, in the compute dtype
@@ -23,6 +23,7 @@ enum class MemoryPurpose {
   activations,       // what autograd keeps in a micro-step, and what the stage at work takes beside it
   communication,     // what rings receive into while they sum (comm/ring.cpp)
   update,            // what Muon gathers whole matrices to and computes in (plan/updates.h)
+  staging,           // a unit's shard in fp32 while it is updated, where the arenas don't serve (optim/workplace.h)
   exchange,          // a round's messages and results (federation/exchange.cpp)
   mean,              // arena of the groups' mean, with which a federation evaluates
 };
@@ -32,9 +33,11 @@ struct MemoryOptions {
   int shards = 1, replicas = 1;                           // of a group
   int groups = 1;                                         // all of that shape
   bool federation = false;                                // whether there are rounds (of one group, if need be)
+  int master_bytes = 4;                                   // an element of the parameters that are kept
   int compute_bytes = 4;                                  // an element of gathered parameters
   int reduce_bytes = 4;                                   // an element of gradients while they are summed
   UpdateOptions updates = {};                             // decides the moments
+  bool offload = false;                                   // moments are in the host's memory, not in the GPU's
   std::vector<model::StageActivations> activations = {};  // of each stage; empty: none
   std::int64_t shared_activation_bytes = 0;               // what lives all the time beside them
   ScheduleOptions schedule = {};
@@ -43,6 +46,7 @@ struct MemoryOptions {
 struct MemoryRow {
   MemoryPurpose purpose = MemoryPurpose::parameters;
   std::int64_t bytes = 0;
+  bool on_host = false;  // by MemoryOptions::offload; all else is the memory of the device that computes
 };
 
 // One row a purpose, in the order of MemoryPurpose.
@@ -51,9 +55,10 @@ struct MemoryTable {
   // The most that gathered units and gradients under way take together, whatever else there is at that moment.
   std::int64_t peak_buffers = 0;
   std::int64_t bytes(MemoryPurpose purpose) const;
-  // The sum of the rows. A step's peak where there are no rounds and no Muon, and above it otherwise: what they take is
-  // there when the activations are gone.
+  // The sum of the rows but those on the host. A step's peak where there are no rounds and no Muon, and above it
+  // otherwise: what they take is there when the activations are gone.
   std::int64_t total() const;
+  std::int64_t host_total() const;  // of those
 };
 
 // Bytes of the rank that needs most. `gathered` to `communication` are those of the moment of a step when their sum is

@@ -87,14 +87,27 @@ std::vector<std::vector<topology::Range>> moment_ranges(const ModelPlan& plan, c
   return ranges;
 }
 
-std::int64_t moment_bytes(const ModelPlan& plan, const UpdateRules& rules, std::int64_t shards) {
-  int least = moments_of(Update::adamw), most = 0;
+MomentCounts moment_counts(const UpdateRules& rules) {
+  MomentCounts counts{moments_of(Update::adamw), 0};
   for (const auto& of_unit : rules) {
     for (const UpdateRule& rule : of_unit) {
-      least = std::min(least, moments_of(rule.update));
-      most = std::max(most, moments_of(rule.update));
+      counts.least = std::min(counts.least, moments_of(rule.update));
+      counts.most = std::max(counts.most, moments_of(rule.update));
     }
   }
+  return counts;
+}
+
+std::int64_t staging_bytes(const ModelPlan& plan, std::int64_t shards) {
+  std::int64_t largest = 0;
+  for (const UnitSpec& unit : plan.units) {
+    if (!unit.frozen) largest = std::max(largest, unit.shard_numel(shards));
+  }
+  return largest * kFp32;
+}
+
+std::int64_t moment_bytes(const ModelPlan& plan, const UpdateRules& rules, std::int64_t shards) {
+  const auto [least, most] = moment_counts(rules);
   std::int64_t bytes = 0;
   for (const UnitSpec& unit : plan.units) bytes += least * unit.arena_numel(shards) * kFp32;
   for (int moments = least + 1; moments <= most; ++moments) {

@@ -56,8 +56,18 @@ std::int64_t update_bytes(const ModelPlan& plan, const UpdateRules& rules, std::
 std::vector<std::vector<topology::Range>> moment_ranges(const ModelPlan& plan, const UpdateRules& rules, int moments,
                                                         std::int64_t shards, std::int64_t shard);
 
+// The fewest and the most moments that an element of the model has.
+struct MomentCounts {
+  int least = 0, most = 0;
+};
+MomentCounts moment_counts(const UpdateRules& rules);
+
 // Bytes of the arenas of moments on the rank that has most.
 std::int64_t moment_bytes(const ModelPlan& plan, const UpdateRules& rules, std::int64_t shards);
+
+// Bytes of one fp32 buffer that holds the largest trained unit's shard: what an update is computed in where the
+// parameters' own arena doesn't serve (optim/workplace.h).
+std::int64_t staging_bytes(const ModelPlan& plan, std::int64_t shards);
 
 // Bytes that Muon computes in: the buffer that units are gathered to, F ceil(N_u/F) fp32 of the largest one, which
 // stays; and while an m x n matrix (m <= n) is orthogonalised, two of its size and one of m x m in bf16, and what the

@@ -54,8 +54,14 @@ std::int64_t ArenaMap::real_numel() const {
   return numel;
 }
 
-Arena::Arena(const ArenaMap& map)
-    : map_(&map), flat_(at::zeros({map.numel()}, at::TensorOptions().dtype(at::kFloat).device(map.device()))) {}
+ArenaMap ArenaMap::on(at::Device device) const {
+  ArenaMap moved = *this;
+  moved.device_ = device;
+  return moved;
+}
+
+Arena::Arena(const ArenaMap& map, at::ScalarType dtype)
+    : map_(&map), flat_(at::zeros({map.numel()}, at::TensorOptions().dtype(dtype).device(map.device()))) {}
 
 at::Tensor Arena::unit(int unit) const { return flat_.narrow(0, map_->offset(unit), map_->shard_numel(unit)); }
 

@@ -48,6 +48,7 @@ class ArenaMap {
   int shards() const { return shards_; }
   int shard() const { return shard_; }
   at::Device device() const { return device_; }  // of the arenas made from this map
+  ArenaMap on(at::Device device) const;          // the same places on another device
 
  private:
   int shards_, shard_;
@@ -59,11 +60,12 @@ class ArenaMap {
   std::vector<ArenaPiece> pieces_;
 };
 
-// An arena in fp32, zero at first. `map` must outlive it.
+// An arena, zero at first. `map` must outlive it.
 class Arena {
  public:
-  explicit Arena(const ArenaMap& map);
+  explicit Arena(const ArenaMap& map, at::ScalarType dtype = at::kFloat);
   const ArenaMap& map() const { return *map_; }
+  at::ScalarType dtype() const { return flat_.scalar_type(); }
   const at::Tensor& flat() const { return flat_; }  // [map.numel()]
   at::Tensor unit(int unit) const;                  // [shard_numel(unit)], a view
   at::Tensor real(int unit) const;                  // [range(unit).size()], a view without the padding

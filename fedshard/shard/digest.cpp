@@ -58,7 +58,7 @@ std::uint64_t partial_digest(const plan::ModelPlan& plan, const Arena& arena) {
   for (int u = 0; u < arena.map().units(); ++u) {
     if (plan.units[u].frozen) continue;
     const topology::Range held = arena.map().range(u);
-    const at::Tensor on_host = arena.real(u).cpu();
+    const at::Tensor on_host = arena.real(u).to(at::kCPU, at::kFloat);
     const float* values = on_host.const_data_ptr<float>();
     for (const plan::GlobalRun& run : plan.global_runs(u, held)) {
       for (std::int64_t i = 0; i < run.range.size(); ++i) {

@@ -1,5 +1,6 @@
 // A fingerprint of parameters that doesn't depend on the layout: the sum modulo 2^64, over all elements, of a mix of
-// the element's global index and its bits. Partial sums of disjoint parts add up to the whole's, in any order.
+// the element's global index and its bits as fp32 (so that bf16 and the same values in fp32 agree). Partial sums of
+// disjoint parts add up to the whole's, in any order.
 #pragma once
 #include <cstdint>
 

@@ -62,7 +62,7 @@ Engine::Engine(const nn::Model& model, int shards, int shard, comm::Axes& axes, 
       gradient_map_(model.plan, shards, shard,
                     options.schedule.fused_backward ? ArenaRoom::one_trained_unit : ArenaRoom::trained_units,
                     options.device),
-      parameters_(map_),
+      parameters_(map_, options.dtypes.master),
       gradients_(gradient_map_),
       step_schedule_(plan::step_schedule(model.plan, options.schedule)),
       evaluation_schedule_(plan::evaluation_schedule(model.plan, options.schedule.prefetch)),
@@ -85,7 +85,8 @@ Engine::~Engine() = default;
 
 void Engine::fill(const Filler& filler) {
   for (int u = 0; u < map_.units(); ++u) {
-    const at::Tensor values = parameters_.real(u), on_host = values.cpu();  // the same tensor where that is the device
+    const at::Tensor values = parameters_.real(u);
+    const at::Tensor on_host = values.to(at::kCPU, at::kFloat);  // the same tensor where it is such a one
     filler(u, map_.range(u), {on_host.mutable_data_ptr<float>(), static_cast<std::size_t>(on_host.numel())});
     values.copy_(on_host);
   }

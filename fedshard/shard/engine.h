@@ -32,7 +32,7 @@ struct EngineOptions {
   plan::ScheduleOptions schedule;
   double max_norm = 0;  // gradients are scaled down to this norm; 0: never, as schedule.fused_backward wants it
   NonFinite nonfinite = NonFinite::stop;  // schedule.fused_backward can only stop, when the harm is done
-  at::Device device = at::kCPU;           // of parameters, gradients, moments and whatever is gathered
+  at::Device device = at::kCPU;           // of parameters, gradients and whatever is gathered
 };
 
 // Over one group: all its ranks, all the step's micro-steps.
@@ -62,7 +62,7 @@ class Engine {
          StateRegistry& registry);
   ~Engine();
 
-  // Sets this rank's shard of the parameters.
+  // Sets this rank's shard of the parameters, rounded to their dtype.
   void fill(const Filler& filler);
 
   // One step on this rank's micro-batches, one for each micro-step, all of `positions` tokens, on device(). When all

@@ -16,6 +16,9 @@ namespace fedshard::shard {
 struct UnitDtypes {
   at::ScalarType compute = at::kFloat;  // of gathered parameters
   at::ScalarType reduce = at::kFloat;   // of gradients while they are summed; the arena adds them up in fp32
+  // Of the parameters that are kept and updated. An update is computed in fp32 and rounded once; in bf16, one of less
+  // than about 2^-9 of a parameter is lost.
+  at::ScalarType master = at::kFloat;
 };
 
 class ShardedUnit {

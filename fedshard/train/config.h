@@ -55,6 +55,7 @@ struct DataConfig {
 struct TrainingConfig {
   Dtype dtype = Dtype::bf16;
   Dtype reduce_dtype = Dtype::fp32;
+  Dtype master_dtype = Dtype::fp32;
   std::int64_t local_batch_size = 8;
   std::int64_t seq_len = 512;
   std::int64_t steps = 1000;
@@ -82,6 +83,7 @@ struct OptimizerConfig {
   std::optional<bool> nesterov;              // sgd, muon; load_config fills in false, true
   std::vector<plan::ParameterGroup> groups;  // [[optimizer.group]], the first that matches a parameter counts
   bool fused_backward = false;
+  bool offload = false;  // moments in the host's memory; GPUs only
   bool operator==(const OptimizerConfig&) const = default;
 };
 
@@ -162,6 +164,9 @@ plan::UpdateOptions update_options(const OptimizerConfig& config);
 // Checks what needs no data: that nothing required is missing, that values fit together, that the model exists and
 // `world` ranks can be laid out. Returns that layout. Throws UsageError naming the keys or numbers.
 topology::Layout validate(const Config& config, int world);
+
+// What is allowed and rarely meant, a sentence each, for people to read before the first step.
+std::vector<std::string> warnings_of(const Config& config);
 
 // The config as TOML with every key that has a value; load_config reads it back to an equal Config. `config` must be
 // one that load_config returned, or have no values in keys that mean nothing beside the others.

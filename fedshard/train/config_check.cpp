@@ -1,6 +1,5 @@
 // What must hold between keys, and between them and the world.
 #include "fedshard/base/error.h"
-#include "fedshard/comm/nccl.h"
 #include "fedshard/model/hf_config.h"
 #include "fedshard/plan/freeze.h"
 #include "fedshard/plan/llama_units.h"
@@ -61,6 +60,12 @@ void check_fused_backward(const Config& config) {
 
 void check_optimizer(const Config& config) {
   const OptimizerConfig& o = config.optimizer;
+  if (o.offload && config.comm.backend != BackendChoice::nccl) {
+    fail<UsageError>(
+        "[optimizer] offload keeps the moments in the host's memory, where ranks that compute on CPUs have them "
+        "anyway; "
+        "it needs [comm] backend = \"nccl\"");
+  }
   if (o.name == OptimizerName::sgd && o.nesterov.value_or(false) && o.momentum.value_or(0) == 0) {
     fail<UsageError>("[optimizer] nesterov = true needs a momentum that is more than 0");
   }
@@ -139,13 +144,23 @@ plan::UpdateOptions update_options(const OptimizerConfig& config) {
   return options;
 }
 
+std::vector<std::string> warnings_of(const Config& config) {
+  std::vector<std::string> warnings;
+  if (config.training.master_dtype == Dtype::bf16) {
+    warnings.push_back(fmt::format(
+        "[training] master_dtype = \"bf16\" loses every update that is less than about a 500th of its parameter, at a "
+        "learning rate of {:g} as at any other; fp32 (the default) loses none",
+        config.optimizer.lr));
+  }
+  return warnings;
+}
+
 topology::Layout validate(const Config& config, int world) {
   check_model(config);
   check_data(config);
   check_optimizer(config);
   check_schedule(config);
   check_fused_backward(config);
-  if (config.comm.backend == BackendChoice::nccl) comm::require_nccl();
   const auto& p = config.parallelism;
   try {
     auto layout =

@@ -136,8 +136,12 @@ void add_data(std::vector<Key>& keys) {
 void add_training(std::vector<Key>& keys) {
   using T = TrainingConfig;
   Adder<T>(keys, "training", &Config::training)
-      .key("dtype", &T::dtype, any, "What is computed with. Master weights and optimizer moments are always fp32.")
+      .key("dtype", &T::dtype, any, "What is computed with. Gradients are added up, and updates computed, in fp32.")
       .key("reduce_dtype", &T::reduce_dtype, any, "What gradients are accumulated and reduced in.")
+      .key("master_dtype", &T::master_dtype, any,
+           "What parameters are kept in, and averaged over groups; moments are always fp32. `bf16` saves 2 bytes a "
+           "parameter and loses every update that is less than about a 500th of its parameter: small learning rates "
+           "then train nothing.")
       .key("local_batch_size", &T::local_batch_size, between(1, 1 << 30), "Sequences a rank and micro-step.")
       .key("seq_len", &T::seq_len, between(1, 1 << 24), "Tokens of a sequence.")
       .key("steps", &T::steps, at_least(1), "Optimizer updates of the run.")
@@ -189,7 +193,10 @@ void add_optimizer(std::vector<Key>& keys) {
       .only_when(kSgdOrMuon, is_not_adamw)
       .key("fused_backward", &O::fused_backward, any,
            "Update a unit as soon as its gradient is reduced and free the gradient. Only with one micro-step, "
-           "`max_norm = 0` and `nonfinite = \"stop\"`.");
+           "`max_norm = 0` and `nonfinite = \"stop\"`.")
+      .key("offload", &O::offload, any,
+           "Keep the moments in the host's memory and update there, which spares the GPU 8 bytes a parameter (of its "
+           "shard) and costs two copies over its bus a step. Only with `comm.backend = \"nccl\"`.");
   using G = plan::ParameterGroup;
   Adder<G, ParameterGroupAt>(keys, "optimizer.group", {})
       .key(

@@ -41,9 +41,11 @@ plan::MemoryTable forecast_memory(const Config& config, const topology::Layout& 
   options.replicas = shape.replicas;
   options.groups = layout.groups();
   options.federation = layout.groups() > 1;
+  options.master_bytes = bytes_of(engine.dtypes.master);
   options.compute_bytes = bytes_of(engine.dtypes.compute);
   options.reduce_bytes = bytes_of(engine.dtypes.reduce);
   options.updates = update_options(config.optimizer);
+  options.offload = config.optimizer.offload;
   options.activations = model::llama_stage_activations(dims, micro_step_shape(config));
   options.shared_activation_bytes = model::rotary_table_bytes(dims, micro_step_shape(config));
   options.schedule = engine.schedule;
@@ -54,7 +56,7 @@ std::string forecast_traffic(const Config& config, const topology::Layout& layou
   const plan::ModelPlan plan = plan_of(config, dims_of(config.model));
   const shard::EngineOptions engine = engine_options(config);
   const cost::TrafficOptions options{engine.schedule, bytes_of(engine.dtypes.compute), bytes_of(engine.dtypes.reduce),
-                                     4, update_options(config.optimizer)};
+                                     bytes_of(engine.dtypes.master), update_options(config.optimizer)};
   const cost::Bytes step = cost::step_bytes(plan, layout, options);
   const cost::Bytes round = cost::round_bytes(plan, layout, options);
   const std::int64_t rounds = layout.groups() > 1 ? config.training.steps / config.federation.every : 0;

@@ -32,7 +32,8 @@ model::MicroStepShape micro_step_shape(const Config& config) {
 shard::EngineOptions engine_options(const Config& config, at::Device device) {
   shard::EngineOptions options;
   options.device = device;
-  options.dtypes = {scalar_type(config.training.dtype), scalar_type(config.training.reduce_dtype)};
+  options.dtypes = {scalar_type(config.training.dtype), scalar_type(config.training.reduce_dtype),
+                    scalar_type(config.training.master_dtype)};
   options.schedule.micro_steps = static_cast<int>(config.training.gradient_accumulation_steps);
   options.schedule.reshard_after_forward = config.parallelism.fsdp_reshard_after_forward;
   options.schedule.prefetch = config.parallelism.prefetch;
@@ -53,6 +54,7 @@ optim::OptimizerOptions optimizer_options(const Config& config) {
   options.eps = o.eps;
   options.momentum = o.momentum.value_or(0);
   options.nesterov = o.nesterov.value_or(false);
+  options.offload = o.offload;
   return options;
 }
 

@@ -7,7 +7,7 @@ several layers' roundings: four are allowed (measured: 0.45 %).
 
 import pytest
 
-from multi_harness import BATCH, STEPS, assert_close
+from multi_harness import BATCH, BINARY, STEPS, assert_close, run_process
 
 ROUNDOFF = 2**-9
 HSDP = {"data_parallel_shard_degree": 2, "data_parallel_replicate_degree": 2}
@@ -43,6 +43,35 @@ def test_small_updates_are_not_lost_in_bf16(program):
         falls.append(evals[0] - evals[-1])
     assert falls[0] > 0.02
     assert abs(falls[1] / falls[0] - 1) < 0.1
+
+
+SMALL_STEPS = {"optimizer": {"lr": 1e-5}, "validation": {"interval": 1},
+               "lr_scheduler": {"warmup_steps": 0, "decay": "none", "min_lr_factor": None}}
+
+
+def test_bf16_masters_lose_small_updates_and_say_so(program):
+    """The same steps of 1e-5 with masters in bf16: most are lost, and the run has said so before its first step."""
+    path, _ = program.config(training={"local_batch_size": BATCH // 2, "dtype": "bf16", "master_dtype": "bf16"},
+                             **SMALL_STEPS)
+    done = run_process([BINARY, "train", path, "--ranks", 2], program.environment())
+    assert done.returncode == 0, done.stderr
+    warnings = [line for line in done.stderr.splitlines() if "warning" in line]
+    assert len(warnings) == 1 and 'master_dtype = "bf16" loses every update' in warnings[0], done.stderr
+    kept, lost = (program.train(2, training={"local_batch_size": BATCH // 2, "dtype": "bf16", "master_dtype": master},
+                                **SMALL_STEPS) for master in ("fp32", "bf16"))
+    falls = [evals[0]["loss"] - evals[-1]["loss"] for evals in (kept.of("eval"), lost.of("eval"))]
+    assert falls[1] < 0.5 * falls[0], falls
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_bf16_masters_train_near_fp32_ones(groups, program):
+    """At an ordinary learning rate they follow, in each layout alike, and groups that average them stay equal."""
+    runs = [program.train(4, parallelism={"groups": groups, "data_parallel_shard_degree": 2,
+                                          "data_parallel_replicate_degree": 2 // groups},
+                          federation={"every": 3}, training={"local_batch_size": BATCH // 4, "master_dtype": master})
+            for master in ("fp32", "bf16")]
+    assert_close(runs[1].losses(), runs[0].losses(), 4 * ROUNDOFF, "loss of step")
+    assert runs[1].losses() != runs[0].losses()
 
 
 @pytest.mark.parametrize("ranks, micro_steps, parallelism", [(1, 3, {}), (1, 12, {}), (2, 3, {}), (4, 3, HSDP)])

@@ -47,6 +47,19 @@ def test_what_is_predicted_is_what_is_sent(program):
         assert abs(float(number) * unit[name] - measured) <= 0.005 * measured
 
 
+def test_a_run_on_gpus_can_be_tried_where_there_are_none(program):
+    """Also what needs them: moments in the host's memory. Without --dry-run a build without CUDA refuses."""
+    path, _ = program.config(comm={"backend": "nccl"}, optimizer={"offload": True})
+    done = dry_run(program, path, 2)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"# optimizer moments +[\d.]+ KiB \(host\)", done.stdout), done.stdout
+    assert re.search(r"# total on the host +[\d.]+ KiB", done.stdout), done.stdout
+    if "FEDSHARD_CUDA:BOOL=ON" in (BINARY.parent / "CMakeCache.txt").read_text():
+        return
+    done = run_process([BINARY, "train", path, "--ranks", 2], program.environment())
+    assert done.returncode == 2 and 'backend = "nccl" needs a build with CUDA' in done.stderr, done.stderr
+
+
 def test_an_impossible_layout_is_refused(program):
     path, _ = program.config()
     done = dry_run(program, path, 5, "parallelism.groups=2")

@@ -14,8 +14,10 @@ def run_60m(program, ranks, **training):
 
 
 @pytest.mark.parametrize("training", [{}, {"dtype": "bf16", "activation_checkpoint": "full"},
-                                      {"activation_checkpoint": "selective", "freeze": ["model.embed_tokens.weight"]}],
-                         ids=["fp32", "bf16 and full checkpointing", "selective checkpointing, frozen embedding"])
+                                      {"activation_checkpoint": "selective", "freeze": ["model.embed_tokens.weight"]},
+                                      {"dtype": "bf16", "master_dtype": "bf16"}],
+                         ids=["fp32", "bf16 and full checkpointing", "selective checkpointing, frozen embedding",
+                              "bf16 masters"])
 def test_peak_is_the_tables_total(training, program):
     run = run_60m(program, 4, **training)
     total, end = sum(run.start["memory"].values()), run.records[-1]

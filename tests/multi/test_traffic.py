@@ -8,7 +8,8 @@ ranks:
              With Muon, 4 P (F - 1) s_u more a step for each block, whose matrices its update needs whole
   reduce     P (F - 1) s_u b_r a micro-step
   replica    G F 2 (R - 1) s_u b_r a micro-step
-  aggregate  a round: 2 (G - 1) N 4 between groups, and G (R - 1) N 4 inside them, where replicas share their slices
+  aggregate  a round: 2 (G - 1) N b_a between groups, and G (R - 1) N b_a inside them, where replicas share their
+             slices; b_a bytes of a master parameter
   state      the same once for every evaluation that needs a mean: when steps were done since the last round
 """
 
@@ -38,10 +39,12 @@ def unit_sizes(hidden_size=32, intermediate_size=56, layers=2, heads=4, kv_heads
 class Forecast:
     """Closed forms for one run."""
 
-    def __init__(self, units, groups, replicas, shards, dtype="fp32", reduce_dtype="fp32", reshard=True):
+    def __init__(self, units, groups, replicas, shards, dtype="fp32", reduce_dtype="fp32", reshard=True,
+                 master_dtype="fp32"):
         bytes_of = {"fp32": 4, "bf16": 2}
         self.units, self.groups, self.replicas, self.shards = units, groups, replicas, shards
         self.b_g, self.b_r, self.reshard = bytes_of[dtype], bytes_of[reduce_dtype], reshard
+        self.b_a = bytes_of[master_dtype]
         self.ranks = groups * replicas * shards
         self.numel = sum(numel for numel, _ in units)
 
@@ -51,10 +54,10 @@ class Forecast:
                                                     for numel, times in self.units)
 
     def between(self):
-        return 2 * (self.groups - 1) * self.numel * 4
+        return 2 * (self.groups - 1) * self.numel * self.b_a
 
     def inside(self):
-        return self.groups * (self.replicas - 1) * self.numel * 4
+        return self.groups * (self.replicas - 1) * self.numel * self.b_a
 
     def bytes(self, micro_steps, reductions, rounds=0, eval_passes=0, means=0, muon_steps=0):
         once = self.moved(lambda times: 1)
@@ -95,6 +98,7 @@ RUNS = {
     "fl+ddp": ((2, 2, 1), {}),
     "fl+fsdp": ((2, 1, 3), {}),
     "fl+hsdp": ((2, 2, 2), {"training": {"dtype": "bf16"}}),
+    "fl+hsdp, bf16 masters": ((2, 2, 2), {"training": {"dtype": "bf16", "master_dtype": "bf16"}}),
 }
 
 
@@ -113,7 +117,7 @@ def test_bytes_equal_closed_forms(name, program):
     units = unit_sizes(tied=tied)
     assert run.start["params"] == sum(numel for numel, _ in units)
     forecast = Forecast(units, groups, replicas, shards, training.get("dtype", "fp32"),
-                        training.get("reduce_dtype", "fp32"), reshard)
+                        training.get("reduce_dtype", "fp32"), reshard, training.get("master_dtype", "fp32"))
     passes = math.ceil(math.ceil(EVALUATED / ranks) / training["local_batch_size"])
     micro_steps = training["gradient_accumulation_steps"]
     reductions = micro_steps if training.get("reduce_each_micro_step", True) else 1

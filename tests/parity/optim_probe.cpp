@@ -4,8 +4,9 @@
 //   optim_probe rates STEPS LR WARMUP STABLE none|linear|cosine DECAY_STEPS MIN_LR_FACTOR
 //
 // Keys of `run`: update (adamw|sgd|sgd_momentum|muon), shards, lr, weight_decay, beta1, beta2, eps, momentum, nesterov
-// (0|1), resume_at (a step after which all is saved through the registry and restored into a new optimizer; 0: never),
-// group (PATTERN,LR_FACTOR,WEIGHT_DECAY with an empty last part for none; repeatedly).
+// (0|1), master (fp32|bf16: what parameters are kept in), offload (0|1), resume_at (a step after which all is saved
+// through the registry and restored into a new optimizer; 0: never), group (PATTERN,LR_FACTOR,WEIGHT_DECAY with an
+// empty last part for none; repeatedly).
 //
 // IN is a safetensors file of F32 tensors: each parameter "p.<unit>/<name>", and its gradients of all steps "g.<same>"
 // with the step as first dimension. OUT has each parameter after the last step, flat. Units come in order of their
@@ -64,7 +65,7 @@ nn::Model model_of(const checkpoint::SafetensorsFile& file) {
   return model;
 }
 
-// Copies between a rank's shards and the parameters' own memory, whichever way `copy` goes.
+// Copies between a rank's shards and the parameters' own memory, whichever way `copy` goes; it sees fp32.
 template <class Copy>
 void for_each_piece(const shard::Engine& engine, const shard::Arena& arena, const Copy& copy) {
   for (int u = 0; u < engine.map().units(); ++u) {
@@ -73,7 +74,9 @@ void for_each_piece(const shard::Engine& engine, const shard::Arena& arena, cons
     for (const plan::ParameterSpec& parameter : engine.plan().units[u].parameters) {
       const topology::Range piece{std::max(begin, held.begin), std::min(begin + parameter.numel(), held.end)};
       if (piece.size() > 0) {
-        copy(parameter, arena.slice(u, piece).mutable_data_ptr<float>(), piece.begin - begin, piece.size());
+        const at::Tensor ours = arena.slice(u, piece), as_fp32 = ours.to(at::kFloat);
+        copy(parameter, as_fp32.mutable_data_ptr<float>(), piece.begin - begin, piece.size());
+        ours.copy_(as_fp32);
       }
       begin += parameter.numel();
     }
@@ -85,6 +88,12 @@ struct Problem {
   int shards = 1;
   double lr = 0;
   std::int64_t resume_at = 0;
+  at::ScalarType master = at::kFloat;
+  shard::EngineOptions engine() const {
+    shard::EngineOptions engine_options;
+    engine_options.dtypes.master = master;
+    return engine_options;
+  }
 };
 
 using Saved = std::vector<std::pair<std::string, at::Tensor>>;
@@ -93,7 +102,7 @@ using Saved = std::vector<std::pair<std::string, at::Tensor>>;
 void run_steps(const checkpoint::SafetensorsFile& file, const Problem& problem, const nn::Model& model, int rank,
                comm::Axes& axes, std::int64_t first, std::int64_t last, Saved& saved) {
   shard::StateRegistry registry;
-  shard::Engine engine(model, problem.shards, rank, axes, {}, registry);
+  shard::Engine engine(model, problem.shards, rank, axes, problem.engine(), registry);
   for_each_piece(engine, engine.parameters(), [&](const auto& parameter, float* ours, auto offset, auto count) {
     read(file, "p." + parameter.name, offset, count, ours);
   });
@@ -128,7 +137,7 @@ void optimize(const std::string& in, const std::string& out, const Problem& prob
     if (problem.resume_at > 0) run_steps(file, problem, model, rank, axes, 1, problem.resume_at, state);
     run_steps(file, problem, model, rank, axes, problem.resume_at + 1, steps, state);
     shard::StateRegistry registry;
-    shard::Engine engine(model, problem.shards, rank, axes, {}, registry);
+    shard::Engine engine(model, problem.shards, rank, axes, problem.engine(), registry);
     engine.parameters().flat().copy_(state.at(0).second);
     for_each_piece(engine, engine.parameters(), [&](const auto& parameter, float* ours, auto offset, auto count) {
       std::copy_n(ours, count, results.at(parameter.name).data() + offset);
@@ -164,6 +173,10 @@ void set(Problem& problem, const std::string& key, const std::string& value) {
     options.updates.groups.push_back(group_of(value));
   } else if (key == "nesterov") {
     options.nesterov = number(value) != 0;
+  } else if (key == "master") {
+    problem.master = value == "bf16" ? at::kBFloat16 : at::kFloat;
+  } else if (key == "offload") {
+    options.offload = number(value) != 0;
   } else if (key == "shards") {
     problem.shards = static_cast<int>(number(value));
   } else if (key == "resume_at") {

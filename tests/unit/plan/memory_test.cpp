@@ -36,7 +36,7 @@ TEST(Memory, OneRankByHand) {
   // Most is allocated while the head computes its backward: the head's own 30 * 2 and 30 * 4 bytes; and, left from the
   // step before, one gathered block and two blocks' gradients.
   EXPECT_EQ(bytes_of(table),
-            (std::vector<std::int64_t>{kArena, kArena, 2 * kArena, 60 + 20, 120 + 2 * 40, 1000, 0, 0, 0, 0}));
+            (std::vector<std::int64_t>{kArena, kArena, 2 * kArena, 60 + 20, 120 + 2 * 40, 1000, 0, 0, 0, 0, 0}));
   EXPECT_EQ(table.total(), 4 * kArena + 80 + 200 + 1000);
 }
 
@@ -108,6 +108,34 @@ TEST(Memory, Llama70bOn512Ranks) {
             (kHead + kEmbedding + 2 * kBlock) * 4);
 }
 
+TEST(Memory, Bf16MastersTakeHalfAndStageOneShardInFp32) {
+  const ModelPlan plan = plan_of({24, 10, 101, 30});
+  MemoryOptions options{.shards = 3, .replicas = 2, .groups = 2, .federation = true};
+  const MemoryTable fp32 = predict_memory(plan, options);
+  options.master_bytes = 2;
+  const MemoryTable bf16 = predict_memory(plan, options);
+  for (const MemoryPurpose half : {MemoryPurpose::parameters, MemoryPurpose::mean, MemoryPurpose::exchange}) {
+    EXPECT_EQ(2 * bf16.bytes(half), fp32.bytes(half)) << name_of(half);
+  }
+  for (const MemoryPurpose same : {MemoryPurpose::gradients, MemoryPurpose::moments, MemoryPurpose::gathered}) {
+    EXPECT_EQ(bf16.bytes(same), fp32.bytes(same)) << name_of(same);
+  }
+  EXPECT_EQ(fp32.bytes(MemoryPurpose::staging), 0);
+  EXPECT_EQ(bf16.bytes(MemoryPurpose::staging), 34 * 4);
+}
+
+TEST(Memory, OffloadedMomentsAreTheHosts) {
+  const ModelPlan plan = plan_of({24, 10, 101, 30});
+  const MemoryTable on_device = predict_memory(plan, {.shards = 3});
+  const MemoryTable offloaded = predict_memory(plan, {.shards = 3, .offload = true});
+  const std::int64_t moments = on_device.bytes(MemoryPurpose::moments), staged = 2 * 34 * 4;
+  EXPECT_EQ(offloaded.total(), on_device.total() - moments);
+  EXPECT_EQ(offloaded.host_total(), moments + staged);
+  EXPECT_EQ(on_device.host_total(), 0);
+  EXPECT_NE(describe(offloaded).find("(host)\n"), std::string::npos);
+  EXPECT_EQ(describe(on_device).find("host"), std::string::npos);
+}
+
 TEST(Memory, TableIsAligned) {
   const MemoryTable table{{{MemoryPurpose::parameters, 3LL << 30}, {MemoryPurpose::gradient_buffers, 512}}};
   EXPECT_EQ(describe(table),
@@ -121,7 +149,8 @@ TEST(Memory, NamesAreKeys) {
   for (const MemoryRow& row : predict_memory(plan_of({1, 1}), {}).rows)
     names += std::string(name_of(row.purpose)) + " ";
   EXPECT_EQ(names,
-            "parameters gradients moments gathered gradient_buffers activations communication update exchange mean ");
+            "parameters gradients moments gathered gradient_buffers activations communication update staging exchange "
+            "mean ");
 }
 
 TEST(Memory, RefusesImpossibleOptions) {

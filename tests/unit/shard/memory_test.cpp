@@ -91,6 +91,7 @@ void expect_predicted(const Case& c) {
   const plan::MemoryTable table =
       plan::predict_memory(model.plan, {.shards = c.shards,
                                         .replicas = c.replicas,
+                                        .master_bytes = static_cast<int>(c10::elementSize(c.dtypes.master)),
                                         .compute_bytes = static_cast<int>(c10::elementSize(c.dtypes.compute)),
                                         .reduce_bytes = static_cast<int>(c10::elementSize(c.dtypes.reduce)),
                                         .schedule = c.schedule});
@@ -120,7 +121,8 @@ TEST(Memory, PeakIsPredictedForEveryLayout) {
 }
 
 TEST(Memory, PeakIsPredictedForEveryScheduleAndDtype) {
-  const UnitDtypes dtypes[] = {{at::kFloat, at::kFloat}, {at::kBFloat16, at::kFloat}, {at::kBFloat16, at::kBFloat16}};
+  const UnitDtypes dtypes[] = {
+      {at::kFloat, at::kFloat}, {at::kBFloat16, at::kFloat}, {at::kBFloat16, at::kBFloat16, at::kBFloat16}};
   for (const UnitDtypes& of_case : dtypes) {
     for (const int micro_steps : {1, 2, 3}) {
       for (const int prefetch : {0, 1, 2, 20}) {

@@ -94,6 +94,7 @@ Draw draw(Dice& dice) {
   d.schedule = {dice.upto(3), dice.coin(), dice.upto(3) - 1, dice.coin(), dice.coin()};
   d.schedule.fused_backward = d.schedule.micro_steps == 1 && d.max_norm == 0 && dice.coin();
   if (dice.upto(3) == 1) d.dtypes = {at::kBFloat16, dice.coin() ? at::kFloat : at::kBFloat16};
+  if (dice.upto(5) == 1) d.dtypes.master = at::kBFloat16;
   return d;
 }
 
@@ -119,10 +120,11 @@ void expect_equals_whole(unsigned seed) {
   const plan::MemoryTable memory =
       plan::predict_memory(model.plan, {.shards = d.shards,
                                         .replicas = d.replicas,
+                                        .master_bytes = static_cast<int>(c10::elementSize(d.dtypes.master)),
                                         .compute_bytes = static_cast<int>(c10::elementSize(d.dtypes.compute)),
                                         .reduce_bytes = static_cast<int>(c10::elementSize(d.dtypes.reduce)),
                                         .schedule = d.schedule});
-  const bool fp32 = d.dtypes.compute == at::kFloat;
+  const bool fp32 = d.dtypes.compute == at::kFloat && d.dtypes.master == at::kFloat;
   const double loss_tolerance = fp32 ? 1e-5 : 0.03, tolerance = fp32 ? 2e-5 : 0.1;
   const int ranks = d.shards * d.replicas;
   const auto layout = topology::Layout::make(ranks, {.shard_degree = d.shards, .replicate_degree = d.replicas});
@@ -168,6 +170,7 @@ void expect_equals_whole(unsigned seed) {
       EXPECT_LE((engine.parameters().real(u) - right).abs().max().item<double>(), tolerance) << u;
     }
     EXPECT_EQ(engine.peak_buffer_bytes(), memory.peak_buffers);
+    EXPECT_EQ(registry.bytes(Role::parameters), memory.bytes(plan::MemoryPurpose::parameters));
     EXPECT_EQ(registry.bytes(Role::gradients), memory.bytes(plan::MemoryPurpose::gradients));
   });
 }

@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include "fedshard/comm/nccl.h"
 #include "tests/unit/train/config_text.h"
 
 namespace fedshard::train {
@@ -174,7 +173,7 @@ TEST(Config, UnknownNamesGetTheNearestKnownOne) {
   EXPECT_EQ(refusal("[xyzzy]\n").substr(0, 60), "run.toml:1: there is no table [xyzzy]; the tables are model,");
   EXPECT_EQ(refusal("[optimizer.adamw]\n"),
             "run.toml:1: [optimizer] has no key 'adamw'; its keys are name, lr, weight_decay, beta1, beta2, eps, "
-            "momentum, nesterov, fused_backward, group");
+            "momentum, nesterov, fused_backward, offload, group");
   EXPECT_EQ(refusal(smallest, {"optimizer.learning-rat=1"}).substr(0, 77),
             "--set optimizer.learning-rat=1: [optimizer] has no key 'learning-rat'; its ke");
   EXPECT_EQ(refusal(smallest, {"trainig.steps=1"}),
@@ -357,20 +356,18 @@ TEST(Validate, RefusesLayoutsByNamingBothNumbers) {
             "[parallelism] groups of unequal shape cannot be trained");
 }
 
-TEST(Validate, TakesNcclInABuildWithCudaAlone) {
-  const auto with_nccl = load(smallest + "[comm]\nbackend = \"nccl\"\n");
-  std::string refused;
-  try {
-    comm::require_nccl();
-  } catch (const base::UsageError& e) {
-    refused = e.what();
-  }
-  if (refused.empty()) {
-    EXPECT_EQ(validate(with_nccl, 1).world(), 1);
-  } else {
-    EXPECT_EQ(refused.substr(0, 47), "[comm] backend = \"nccl\" needs a build with CUDA");
-    EXPECT_EQ(refusal_of([&] { validate(with_nccl, 1); }), refused);
-  }
+TEST(Validate, OffloadsOnGpusAlone) {
+  const std::string offloaded = smallest + "[optimizer]\noffload = true\n";
+  EXPECT_EQ(refusal_to_run(offloaded, 1),
+            "[optimizer] offload keeps the moments in the host's memory, where ranks that compute on CPUs have them "
+            "anyway; it needs [comm] backend = \"nccl\"");
+  // In any build, so that a run on GPUs can be tried dry where there are none.
+  EXPECT_EQ(validate(load(offloaded + "[comm]\nbackend = \"nccl\"\n"), 1).world(), 1);
+}
+
+TEST(Warnings, AreForBf16MastersAlone) {
+  EXPECT_EQ(warnings_of(load(smallest)), std::vector<std::string>{});
+  EXPECT_EQ(warnings_of(load(smallest, {"training.master_dtype=bf16"})).size(), 1u);
 }
 
 TEST(Validate, NeedsOneModelDataAndAWarmUpWithinTheRun) {
