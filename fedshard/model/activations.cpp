@@ -92,19 +92,4 @@ std::vector<StageActivations> llama_stage_activations(const Dims& dims, const Mi
   return stages;
 }
 
-std::int64_t llama_activation_bytes(const Dims& dims, const MicroStepShape& shape) {
-  dims.validate();
-  check(shape);
-  const std::int64_t kept = boundary_bytes(dims, shape) + dims.num_hidden_layers * block_activation_bytes(dims, shape);
-  const std::int64_t head = head_activation_bytes(dims, shape) + head_working_bytes(dims, shape);
-  std::int64_t block = block_working_bytes(dims, shape);
-  if (shape.activation_checkpoint == ActivationCheckpoint::full) {
-    MicroStepShape again = shape;
-    again.activation_checkpoint = ActivationCheckpoint::none;
-    // The block's new output takes the place of the old one.
-    block += block_activation_bytes(dims, again) - boundary_bytes(dims, shape);
-  }
-  return kept + std::max(head, block) + rotary_table_bytes(dims, shape);
-}
-
 }  // namespace fedshard::model

@@ -59,16 +59,10 @@ struct StageActivations {
 };
 
 // Of every stage of plan::llama_plan. With `full`, `kept` is what a block keeps when it is run again.
+// Throws UsageError where the dims are not valid, RunError where a size is below 1 (a bug of the caller's).
 std::vector<StageActivations> llama_stage_activations(const Dims& dims, const MicroStepShape& shape);
 
 // What all blocks share.
 std::int64_t rotary_table_bytes(const Dims& dims, const MicroStepShape& shape);
-
-// Of one micro-step at its fullest: the embedding's output, what all blocks keep, the rotary tables, which they share,
-// and the larger of two moments: the head computes, or the last block goes backward (with `full`, after it has been run
-// again). The micro-batch itself, the parameters' gradients once they are handed over, and what a kernel takes for
-// itself are not counted.
-// Throws UsageError where the dims are not valid, RunError where a size is below 1 (a bug of the caller's).
-std::int64_t llama_activation_bytes(const Dims& dims, const MicroStepShape& shape);
 
 }  // namespace fedshard::model

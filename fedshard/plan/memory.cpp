@@ -122,9 +122,7 @@ class StepWalk {
   std::int64_t peak_buffers() const { return pool_.peak(); }
 
  private:
-  bool keeps_graph(int stage) const {
-    return stage >= plan_.first_trained_stage() && !is_recomputed(plan_, options_.schedule, stage);
-  }
+  bool keeps_graph(int stage) const { return plan::keeps_graph(plan_, options_.schedule, stage); }
   std::int64_t after_forward(int stage) const {
     return keeps_graph(stage) ? activations_[stage].kept : activations_[stage].output;
   }

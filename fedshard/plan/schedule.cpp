@@ -123,6 +123,10 @@ bool is_recomputed(const ModelPlan& plan, const ScheduleOptions& options, int st
          stage >= plan.first_trained_stage();
 }
 
+bool keeps_graph(const ModelPlan& plan, const ScheduleOptions& options, int stage) {
+  return stage >= plan.first_trained_stage() && !is_recomputed(plan, options, stage);
+}
+
 Schedule step_schedule(const ModelPlan& plan, const ScheduleOptions& options) {
   base::require(options.micro_steps >= 1 && options.prefetch >= 0, "{} micro-steps with prefetch {}",
                 options.micro_steps, options.prefetch);

@@ -37,6 +37,9 @@ using Schedule = std::vector<Op>;
 // Whether `recompute` makes the stage drop its activations after its forward and compute them again.
 bool is_recomputed(const ModelPlan& plan, const ScheduleOptions& options, int stage);
 
+// Whether a step's forward of the stage keeps its graph for the backward: it trains, and is not recomputed.
+bool keeps_graph(const ModelPlan& plan, const ScheduleOptions& options, int stage);
+
 // One step of training: for every micro-step the forward and backward passes, and `step` for every unit; at the end, or
 // (fused_backward, of one micro-step) while the next unit's reduction runs.
 //

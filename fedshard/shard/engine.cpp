@@ -161,9 +161,7 @@ at::Tensor Engine::compute(int stage, const at::Tensor& input, const nn::MicroBa
 void Engine::forward(const plan::Op& op, Pass& pass) {
   const int stages = static_cast<int>(model_.stages.size()), stage = op.stage;
   const nn::MicroBatch& batch = pass.batches[op.micro_step];
-  const auto keeps_graph = [&](int s) {
-    return pass.trains && s >= first_trained_ && !plan::is_recomputed(model_.plan, options_.schedule, s);
-  };
+  const auto keeps_graph = [&](int s) { return pass.trains && plan::keeps_graph(model_.plan, options_.schedule, s); };
   at::Tensor input;
   if (stage == 0) {
     pass.inputs.assign(stages, {});
