@@ -88,7 +88,8 @@ int train(const TrainArgs& args) {
   const auto place = args.ranks ? std::nullopt : control::place_from_environment(control::process_environment);
   const int world = args.ranks ? *args.ranks : place ? place->world_size : 1;
   const topology::Layout layout = train::validate(config, world);
-  if (!place || place->rank == 0) {
+  // Said once: under our own launcher, which hosts the coordinator, by it alone.
+  if (!place || (place->rank == 0 && place->coordinator.empty())) {
     for (const std::string& warning : train::warnings_of(config))
       fmt::print(stderr, "fedshard: warning: {}\n", warning);
   }
@@ -96,7 +97,6 @@ int train(const TrainArgs& args) {
     if (!place || place->rank == 0) train::print_dry_run(config, layout);
     return 0;
   }
-  layout.require_equal_groups();
   if (config.comm.backend == train::BackendChoice::nccl) comm::require_nccl();  // a dry run needs none
   // Gloo and the store write to sockets whose other end may have died; that is an error to tell, not to die of.
   ::signal(SIGPIPE, SIG_IGN);

@@ -26,9 +26,36 @@ Axes make_axes(const topology::Layout& layout, int rank, const Connect& connect)
   axes.replica = make(fmt::format("replica axis of group {}, shard {}", at.group, at.shard), layout.replica_peers(rank),
                       rank, connect);
   axes.group = make(fmt::format("group {}", at.group), layout.group_peers(rank), rank, connect);
-  axes.federation = make(fmt::format("federation axis of replica {}, shard {}", at.replica, at.shard),
-                         layout.twins(rank), rank, connect);
+  const std::string which = layout.equal_groups()   ? fmt::format(" of replica {}, shard {}", at.replica, at.shard)
+                            : layout.equal_shards() ? fmt::format(" of shard {}", at.shard)
+                                                    : "";
+  axes.federation = make("federation axis" + which, layout.federation_peers(rank), rank, connect);
+  const std::vector<int>& members = axes.federation->members().ranks;
+  for (int group = 0; group < layout.groups(); ++group) {
+    const auto first = std::find_if(members.begin(), members.end(), [&](int r) { return layout.group_of(r) == group; });
+    axes.group_members.push_back(static_cast<int>(first - members.begin()));
+  }
   return axes;
+}
+
+std::vector<std::vector<double>> collect_by_group(const Axes& axes, std::span<const double> values) {
+  const auto all = axes.federation->collect(values);
+  std::vector<std::vector<double>> by_group;
+  for (const int member : axes.group_members) by_group.push_back(all[member]);
+  return by_group;
+}
+
+void sum_over_groups(const Axes& axes, std::span<double> values) {
+  const auto by_group = collect_by_group(axes, values);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    values[i] = 0;
+    for (const auto& of_group : by_group) values[i] += of_group[i];
+  }
+}
+
+void sum_over_world(const Axes& axes, std::span<double> values) {
+  axes.group->sum(values);
+  sum_over_groups(axes, values);
 }
 
 Axes make_axes(const topology::Layout& layout, int rank, Backend& backend, TrafficCounter& counter,

@@ -1,6 +1,8 @@
 // The communicators of one rank: one along each axis of the layout, and one over its group.
 #pragma once
 #include <memory>
+#include <span>
+#include <vector>
 
 #include "fedshard/comm/communicator.h"
 #include "fedshard/topology/layout.h"
@@ -11,10 +13,18 @@ struct Axes {
   std::unique_ptr<Communicator> shard;       // the ranks that hold one copy of the model together
   std::unique_ptr<Communicator> replica;     // the ranks of the group that hold the same shard
   std::unique_ptr<Communicator> group;       // the whole group; small control values
-  std::unique_ptr<Communicator> federation;  // the twins: the ranks of the other groups that hold the same slice
+  std::unique_ptr<Communicator> federation;  // topology::Layout::federation_peers, some ranks of each group
+  std::vector<int> group_members;            // of each group one member of the federation axis: its index there
 };
 
-// Called by every rank of the world. Equal groups only.
+// A few numbers that are alike on all ranks of a group, by group. Collective over the world; blocks.
+std::vector<std::vector<double>> collect_by_group(const Axes& axes, std::span<const double> values);
+// Their sum in group order, the same bits everywhere.
+void sum_over_groups(const Axes& axes, std::span<double> values);
+// The sum over all ranks of the world of numbers that differ between ranks.
+void sum_over_world(const Axes& axes, std::span<double> values);
+
+// Called by every rank of the world.
 Axes make_axes(const topology::Layout& layout, int rank, const Connect& connect);
 // The same with rings over the messages of `backend`. `counter` must outlive the axes.
 Axes make_axes(const topology::Layout& layout, int rank, Backend& backend, TrafficCounter& counter,

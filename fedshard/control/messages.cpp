@@ -133,6 +133,7 @@ json fields_of(const Digest& m) {
           {"sum", m.sum},
           {"step", m.measures.step},
           {"weights", m.measures.weights},
+          {"left_out", m.measures.left_out},
           {"seconds", m.measures.seconds},
           {"exposed_seconds", m.measures.exposed_seconds},
           {"drift_square", m.measures.drift_square}};
@@ -141,7 +142,8 @@ void read(Digest& m, const Fields& f) {
   m = {f.integer("round"),
        f.small("group"),
        f.bits("sum"),
-       {f.integer("step"), f.reals("weights"), f.real("seconds"), f.real("exposed_seconds"), f.real("drift_square")}};
+       {f.integer("step"), f.reals("weights"), f.integers<int>("left_out"), f.real("seconds"),
+        f.real("exposed_seconds"), f.real("drift_square")}};
 }
 
 json fields_of(const RankError& m) {

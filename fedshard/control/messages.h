@@ -58,6 +58,7 @@ struct Ready {  // "I hold the whole result of the exchange and have changed not
 struct RoundMeasures {
   std::int64_t step = 0;        // updates done; the first participant's first rank is believed, for the weights too
   std::vector<double> weights;  // by participant, as used
+  std::vector<int> left_out;    // participants that were kept from the average
   double seconds = 0;           // from the proposal to the new parameters; the record holds the largest of all ranks
   double exposed_seconds = 0;   // of them, those in which the rank could not compute; likewise
   double drift_square = 0;      // this rank's part of the squared norm of (its group's parameters - the mean)

@@ -157,6 +157,7 @@ metrics::RoundRecord RoundBook::record() const {
   record.round = plan_.round;
   record.participants = plan_.participants;
   record.weights = first.weights;
+  record.left_out = first.left_out;
   record.drift.assign(plan_.participants.size(), 0);
   record.digest = fmt::format("{:016x}", group_digests().front());
   for (int rank = 0; rank < membership_.ranks(); ++rank) {

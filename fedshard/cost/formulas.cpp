@@ -13,44 +13,50 @@ int gathers_of(const plan::ModelPlan& plan, int unit, bool reshard_after_forward
   return 1;
 }
 
-Bytes step_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, const TrafficOptions& options) {
-  layout.require_equal_groups();
-  const topology::GroupShape& shape = layout.group(0);
-  const std::int64_t ranks = layout.world(), shards = shape.shards, replicas = shape.replicas;
-  Bytes bytes;
+namespace {
+
+// One step of one group.
+void add_step(const plan::ModelPlan& plan, const topology::GroupShape& group, const plan::UpdateRules& rules,
+              const TrafficOptions& options, Bytes& bytes) {
+  const std::int64_t shards = group.shards, replicas = group.replicas;
+  const int micro_steps = options.schedule.micro_steps;
+  const int reductions = options.schedule.reduce_each_micro_step ? micro_steps : 1;
   for (int u = 0; u < static_cast<int>(plan.units.size()); ++u) {
     const std::int64_t shard_numel = plan.units[u].shard_numel(shards);
-    const std::int64_t moved = ranks * (shards - 1) * shard_numel;
-    bytes.gather += moved * gathers_of(plan, u, options.schedule.reshard_after_forward) * options.bytes_gather;
+    const std::int64_t moved = group.ranks * (shards - 1) * shard_numel;
+    const int gathers = gathers_of(plan, u, options.schedule.reshard_after_forward);
+    bytes.gather += micro_steps * gathers * moved * options.bytes_gather;
     if (plan.units[u].frozen) continue;
-    bytes.reduce += moved * options.bytes_reduce;
-    bytes.replica += 2 * (replicas - 1) * (ranks / replicas) * shard_numel * options.bytes_reduce;
+    bytes.reduce += reductions * moved * options.bytes_reduce;
+    bytes.replica += reductions * 2 * (replicas - 1) * shards * shard_numel * options.bytes_reduce;
   }
-  bytes.gather *= options.schedule.micro_steps;
-  const int reductions = options.schedule.reduce_each_micro_step ? options.schedule.micro_steps : 1;
-  bytes.reduce *= reductions;
-  bytes.replica *= reductions;
+  bytes.gather += replicas * plan::update_bytes(plan, rules, shards);
+}
+
+}  // namespace
+
+Bytes step_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, const TrafficOptions& options) {
   const plan::UpdateRules rules = plan::update_rules(plan, options.updates);
-  bytes.gather += layout.groups() * replicas * plan::update_bytes(plan, rules, shards);
+  Bytes bytes;
+  for (const topology::GroupShape& group : layout.shapes()) add_step(plan, group, rules, options, bytes);
   return bytes;
 }
 
 Bytes round_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, const TrafficOptions& options) {
-  layout.require_equal_groups();
-  const std::int64_t groups = layout.groups(), replicas = layout.group(0).replicas;
   Bytes bytes;
-  if (groups == 1) return bytes;
-  bytes.aggregate_between = 2 * (groups - 1) * plan.trained_numel() * options.bytes_aggregate;
-  bytes.aggregate_inside = groups * (replicas - 1) * plan.trained_numel() * options.bytes_aggregate;
+  if (layout.groups() == 1) return bytes;
+  const std::int64_t model = plan.trained_numel() * options.bytes_aggregate;
+  bytes.aggregate_between = 2 * (layout.groups() - 1) * model;
+  for (const topology::GroupShape& group : layout.shapes()) bytes.aggregate_inside += (group.replicas - 1) * model;
   return bytes;
 }
 
 Bytes forward_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, const TrafficOptions& options) {
-  layout.require_equal_groups();
-  const std::int64_t shards = layout.group(0).shards;
   Bytes bytes;
-  for (const plan::UnitSpec& unit : plan.units) {
-    bytes.gather += layout.world() * (shards - 1) * unit.shard_numel(shards) * options.bytes_gather;
+  for (const topology::GroupShape& group : layout.shapes()) {
+    for (const plan::UnitSpec& unit : plan.units) {
+      bytes.gather += group.ranks * (group.shards - 1) * unit.shard_numel(group.shards) * options.bytes_gather;
+    }
   }
   return bytes;
 }

@@ -1,7 +1,7 @@
 // What a layout sends, in closed form (docs/walkthrough.md; the same sums as the counters of a run, to the byte).
 //
 // All figures are payload bytes over ALL ranks of the world, so that they are whole numbers for every layout and unit
-// size: per rank they may differ where a shard doesn't divide. Equal groups.
+// size: per rank they may differ where a shard doesn't divide. Sums over the groups, whatever their sizes and degrees.
 #pragma once
 #include <cstdint>
 
@@ -31,17 +31,17 @@ struct Bytes {
 // backward (or the forward once more before it) reads it again.
 int gathers_of(const plan::ModelPlan& plan, int unit, bool reshard_after_forward);
 
-// One step of training, all micro-steps: P (F-1) ceil(N_u/F) (kappa_g b_g + b_r) for each unit and micro-step, and
-// 2 P/R ceil(N_u/F) b_r for the replicas; the terms with b_r once a step where reductions are left to the last
-// micro-step, and not at all for frozen units. Muon gathers each unit with matrices of its once more, in fp32:
-// P (F-1) ceil(N_u/F) 4, whatever the number of micro-steps. Throws what plan::update_rules throws.
+// One step of training, all micro-steps. In a group of S = F R ranks S (F-1) ceil(N_u/F) (kappa_g b_g + b_r) for each
+// unit and micro-step, and 2 F ceil(N_u/F) b_r for the replicas; the terms with b_r once a step where reductions
+// are left to the last micro-step, and not at all for frozen units. Muon gathers each unit with matrices of its once
+// more, in fp32: S (F-1) ceil(N_u/F) 4, whatever the number of micro-steps. Throws what plan::update_rules throws.
 Bytes step_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, const TrafficOptions& options);
 
-// The aggregation at the end of a round: 2 (G-1) N b_a between groups, G N b_a inside, N without
-// frozen units.
+// The aggregation at the end of a round: 2 (G-1) N b_a between groups, however they are cut into shards, and
+// N b_a inside each; N without frozen units.
 Bytes round_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, const TrafficOptions& options);
 
-// One forward pass of all ranks: P (F-1) ceil(N_u/F) b_g for each unit.
+// One forward pass of all ranks: S (F-1) ceil(N_u/F) b_g for each group and unit.
 Bytes forward_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, const TrafficOptions& options);
 
 }  // namespace fedshard::cost

@@ -44,8 +44,7 @@ EvalResult evaluate(shard::Engine& engine, const shard::Arena& parameters, const
     sums[0] += sum.loss;
     sums[1] += sum.tokens;
   }
-  axes.group->sum(sums);
-  axes.federation->sum(sums);
+  comm::sum_over_world(axes, sums);
   return {sums[1] > 0 ? sums[0] / sums[1] : 0.0, static_cast<std::int64_t>(sums[1])};
 }
 

@@ -49,12 +49,18 @@ void round_to(double value, c10::BFloat16& out) {
 // out[i] = the sum over the groups of weights[group] * values[group][i], in that order.
 template <class T>
 void weigh(std::span<const at::Tensor> values, std::span<const double> weights, const at::Tensor& out) {
+  // Of groups that weigh something: 0 times what is not finite is not 0.
   std::vector<const T*> in;
-  for (const at::Tensor& of_group : values) in.push_back(of_group.const_data_ptr<T>());
+  std::vector<double> factors;
+  for (std::size_t group = 0; group < values.size(); ++group) {
+    if (weights[group] == 0) continue;
+    in.push_back(values[group].const_data_ptr<T>());
+    factors.push_back(weights[group]);
+  }
   T* const result = out.mutable_data_ptr<T>();
   for (std::int64_t i = 0; i < out.numel(); ++i) {
-    double sum = weights[0] * static_cast<double>(in[0][i]);  // not 0 + ...: that would turn a common -0 into +0
-    for (std::size_t group = 1; group < in.size(); ++group) sum += weights[group] * static_cast<double>(in[group][i]);
+    double sum = factors[0] * static_cast<double>(in[0][i]);  // not 0 + ...: that would turn a common -0 into +0
+    for (std::size_t group = 1; group < in.size(); ++group) sum += factors[group] * static_cast<double>(in[group][i]);
     round_to(sum, result[i]);
   }
 }
@@ -167,6 +173,24 @@ void Exchange::spread(const at::Tensor& slice, const shard::Arena& target, comm:
       offset += slices[u].size();
     }
   }
+}
+
+at::Tensor Exchange::slice_of(const shard::Arena& parameters) const {
+  const c10::NoGradGuard no_grad;
+  const at::Tensor slice = at::empty({slice_numel_}, parameters.dtype());
+  for (const Part& part : parts_) {
+    slice.narrow(0, part.offset, part.range.size()).copy_(parameters.slice(part.unit, part.range));
+  }
+  return slice;
+}
+
+shard::ArenaMap Exchange::slice_map(const shard::ArenaMap& map) const {
+  std::vector<std::vector<topology::Range>> kept;
+  for (const topology::Range& range : replica_slices_[axes_.replica->index()]) {
+    kept.emplace_back();
+    if (range.size() > 0) kept.back().push_back(range);
+  }
+  return {map.on(at::kCPU), kept};
 }
 
 double Exchange::square_distance(const shard::Arena& parameters, const at::Tensor& slice) const {

@@ -29,12 +29,19 @@ class Exchange {
            comm::Axes& axes);
 
   // The mean over the groups of this rank's slice of `parameters`, with one weight a group: [slice_numel()] of the
-  // parameters' dtype on the CPU, unit after unit. Collective over the federation axis. `parameters` is only read.
+  // parameters' dtype on the CPU, unit after unit. What a group of weight 0 holds, finite or not, has no part in it.
+  // Collective over the federation axis. `parameters` is only read.
   at::Tensor mean_of(const shard::Arena& parameters, std::span<const double> weights, comm::Purpose purpose);
 
   // Writes a slice into `target` here and in the other replicas, and theirs into `target`. Collective over the replica
   // axis.
   void spread(const at::Tensor& slice, const shard::Arena& target, comm::Purpose purpose);
+
+  // This rank's slice of `parameters`, packed as mean_of packs it: [slice_numel()] of their dtype on the CPU, a copy.
+  at::Tensor slice_of(const shard::Arena& parameters) const;
+
+  // Where its elements lie, for arenas of the same packing: on the CPU, without gaps.
+  shard::ArenaMap slice_map(const shard::ArenaMap& map) const;
 
   // Squared norm of (this rank's slice of `parameters` - `slice`); over a group's ranks these add up to the squared
   // distance of its whole model.

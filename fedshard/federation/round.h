@@ -1,7 +1,8 @@
 // A round: what the groups do together every K steps.
 //
-// In order: propose (the coordinator names participants and their tokens), exchange out of place, ready, COMMIT (the
-// coordinator has named one list of participants for all shards), new parameters to every replica, digest. Until the
+// In order: propose (the coordinator names participants and their tokens), guard, exchange out of place, ready, COMMIT
+// (the coordinator has named one list of participants for all shards), outer step, new parameters to every replica,
+// digest. Until the
 // commit nothing is changed, so a round happens for everyone with the same participants, or not at all.
 #pragma once
 #include <cstdint>
@@ -9,10 +10,18 @@
 #include "fedshard/base/clock.h"
 #include "fedshard/control/client.h"
 #include "fedshard/federation/exchange.h"
+#include "fedshard/federation/guard.h"
+#include "fedshard/federation/outer_state.h"
 #include "fedshard/federation/weights.h"
 #include "fedshard/shard/engine.h"
 
 namespace fedshard::federation {
+
+struct FederationOptions {
+  WeightPolicy weights;
+  OuterOptions outer;
+  double guard = 10;  // faults_of's limit (guard.h)
+};
 
 struct RoundInput {
   std::int64_t round = 1;   // counted from 1
@@ -22,7 +31,8 @@ struct RoundInput {
 };
 
 struct RoundOutcome {
-  std::vector<double> weights;  // by group
+  std::vector<double> weights;  // by group; 0 of those left out
+  std::vector<int> left_out;    // groups that the guard kept from the average, which they receive like the others
   std::uint64_t digest = 0;     // of the new parameters, equal in all groups
   double seconds = 0;
   bool stop = false;  // some rank wanted to stop: all end after this round
@@ -32,12 +42,16 @@ struct RoundOutcome {
 class Federation {
  public:
   // The references must outlive the federation.
-  Federation(const topology::Layout& layout, int rank, WeightPolicy policy, shard::Engine& engine, comm::Axes& axes,
-             control::CoordinatorClient& coordinator);
+  Federation(const topology::Layout& layout, int rank, const FederationOptions& options, shard::Engine& engine,
+             comm::Axes& axes, control::CoordinatorClient& coordinator, shard::StateRegistry& registry);
 
-  // FedAvg over the groups: afterwards every rank of every group holds its part of the weighted mean. Throws
-  // PeersLostError where somebody fails before the commit (the parameters are then the old ones) or after it, RunError
-  // where groups or replicas end with different parameters.
+  // Makes the engine's present parameters the anchor of the first round. All groups must hold the same.
+  void set_anchor();
+
+  // The groups' weighted mean, and the outer step from it: afterwards every rank of every group holds its part of the
+  // same new parameters. Throws PeersLostError where somebody fails before the commit (parameters and outer state are
+  // then the old ones) or after it, RunError where no group is sound, or where groups or replicas end with different
+  // parameters.
   RoundOutcome run_round(const RoundInput& input);
 
   // The groups' weighted mean, by the tokens since the last round, in an arena of its own; no state is touched. The
@@ -45,14 +59,18 @@ class Federation {
   shard::Arena mean_parameters(std::int64_t tokens_since_round);
 
  private:
+  std::vector<Contribution> contributions();
+  std::vector<bool> judge(std::int64_t round);
+  double pseudo_gradient_norm(const at::Tensor& mean);
   std::uint64_t digest_of_group();
 
   const topology::Layout& layout_;
-  WeightPolicy policy_;
+  FederationOptions options_;
   shard::Engine& engine_;
   comm::Axes& axes_;
   control::CoordinatorClient& coordinator_;
   Exchange exchange_;
+  OuterState outer_;
   base::SteadyClock clock_;
 };
 

@@ -1,17 +1,33 @@
 #include "fedshard/federation/weights.h"
 
+#include <algorithm>
+#include <cstddef>
 #include <numeric>
+
+#include "fedshard/base/error.h"
 
 namespace fedshard::federation {
 
-std::vector<double> weights_of(WeightPolicy policy, std::span<const std::int64_t> tokens) {
-  const std::int64_t total = std::accumulate(tokens.begin(), tokens.end(), std::int64_t{0});
-  if (policy == WeightPolicy::uniform || total == 0) {
-    return std::vector<double>(tokens.size(), 1.0 / static_cast<double>(tokens.size()));
+std::vector<double> weights_of(const WeightPolicy& policy, std::span<const std::int64_t> tokens,
+                               const std::vector<bool>& left_out) {
+  const std::size_t groups = tokens.size();
+  base::require(policy.by != WeighBy::fixed || policy.fixed.size() == groups, "{} fixed weights for {} groups",
+                policy.fixed.size(), groups);
+  std::vector<double> present(groups, 1), shares(groups, 1);
+  for (std::size_t g = 0; g < groups; ++g) {
+    if (!left_out.empty() && left_out.at(g)) present[g] = 0;
+    if (policy.by == WeighBy::tokens) shares[g] = static_cast<double>(tokens[g]);
+    if (policy.by == WeighBy::fixed) shares[g] = policy.fixed[g];
+    shares[g] *= present[g];
   }
-  std::vector<double> weights;
-  for (const std::int64_t t : tokens) weights.push_back(static_cast<double>(t) / static_cast<double>(total));
-  return weights;
+  double total = std::accumulate(shares.begin(), shares.end(), 0.0);
+  if (total == 0) {
+    shares = present;
+    total = std::accumulate(shares.begin(), shares.end(), 0.0);
+  }
+  base::require(total > 0, "no group is left to be averaged");
+  for (double& share : shares) share /= total;
+  return shares;
 }
 
 }  // namespace fedshard::federation

@@ -45,6 +45,7 @@ void visit_fields(R& r, Visit&& visit) {
   visit("exposed_seconds", r.exposed_seconds);
   visit("participants", r.participants);
   visit("weights", r.weights);
+  visit("left_out", r.left_out);
   visit("drift", r.drift);
   visit("tokens_per_s", r.tokens_per_s);
   visit("digest", r.digest);
@@ -91,6 +92,9 @@ struct Write {
   void operator()(const char* name, const std::optional<int>& value) const {
     if (value) line[name] = *value;
   }
+  void operator()(const char* name, const NumberOrList& value) const {
+    std::visit([&](const auto& v) { line[name] = v; }, value);
+  }
   void operator()(const char* name, EvalModel value) const { line[name] = value == EvalModel::mean ? "mean" : "group"; }
 };
 
@@ -103,6 +107,10 @@ struct Read {
   }
   void operator()(const char* name, std::optional<int>& value) const {
     value = line.contains(name) ? std::optional(line.at(name).get<int>()) : std::nullopt;
+  }
+  void operator()(const char* name, NumberOrList& value) const {
+    const json& item = line.at(name);
+    value = item.is_array() ? NumberOrList(item.get<std::vector<int>>()) : NumberOrList(item.get<int>());
   }
   void operator()(const char* name, EvalModel& value) const {
     const auto text = line.at(name).get<std::string>();

@@ -15,14 +15,16 @@ namespace fedshard::metrics {
 // In every record, `step` counts the steps done, skipped ones too, and `time_s` the seconds since the run began, at the
 // end of what the record describes.
 
+using NumberOrList = std::variant<int, std::vector<int>>;
+
 struct StartRecord {
   std::int64_t step = 0;
   double time_s = 0;
   std::string strategy;
   int world = 0;
-  std::vector<int> groups;  // their sizes
-  int shard = 0;            // shards of a group
-  int replicas = 0;         // replicas of a group
+  std::vector<int> groups;    // their sizes
+  NumberOrList shard = 0;     // shards of a group; a list by group where they differ
+  NumberOrList replicas = 0;  // replicas of a group, likewise
   std::int64_t params = 0;
   std::map<std::string, std::int64_t> memory;  // bytes by purpose, of the rank with most
   std::map<std::string, std::string> versions;
@@ -49,6 +51,7 @@ struct RoundRecord {
   double exposed_seconds = 0;     // of them, those in which nothing was computed
   std::vector<int> participants;  // group ids
   std::vector<double> weights;    // by participant
+  std::vector<int> left_out;      // participants whose contribution was not sound: they received the others' average
   std::vector<double> drift;      // by participant: norm of the difference to the mean
   double tokens_per_s = 0;        // of the world
   std::string digest;             // 16 hexadecimal digits

@@ -50,7 +50,8 @@ std::int64_t head_activation_bytes(const Dims& dims, const MicroStepShape& shape
   check(shape);
   const std::int64_t scale = tokens_of(shape) * kFp32;
   const std::int64_t loss = kFp32;
-  return boundary_bytes(dims, shape) + dims.vocab_size * dims.hidden_size * kFp32 + scale + loss;
+  const std::int64_t table = shape.frozen_head ? 0 : dims.vocab_size * dims.hidden_size * kFp32;
+  return boundary_bytes(dims, shape) + table + scale + loss;
 }
 
 std::int64_t head_chunk_rows(const Dims& dims) {

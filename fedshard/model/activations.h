@@ -24,7 +24,8 @@ struct MicroStepShape {
   std::int64_t seq_len = 1;
   std::int64_t element = 4;
   ActivationCheckpoint activation_checkpoint = ActivationCheckpoint::none;
-  bool packed = false;  // rows hold documents (nn::MicroBatch::documents)
+  bool packed = false;       // rows hold documents (nn::MicroBatch::documents)
+  bool frozen_head = false;  // the head's table needs no gradient
 };
 
 // All in bytes. Statistics are fp32 whatever the compute dtype.
@@ -38,7 +39,7 @@ std::int64_t block_activation_bytes(const Dims& dims, const MicroStepShape& shap
 std::int64_t block_working_bytes(const Dims& dims, const MicroStepShape& shape);
 
 // Of the head between its forward and its backward: the gradients of the normed hidden states (compute dtype) and of
-// the table (fp32), which its forward computes; the norm's statistics and the loss.
+// the table (fp32; unless it is frozen), which its forward computes; the norm's statistics and the loss.
 std::int64_t head_activation_bytes(const Dims& dims, const MicroStepShape& shape);
 
 // Rows of logits that exist at once: as many as fit 64 MiB in fp32, but no fewer than hidden_size / 8. Each chunk

@@ -18,4 +18,8 @@ Moments::Moments(const std::vector<std::string>& names, const plan::UpdateRules&
   }
 }
 
+void Moments::clear() {
+  for (const auto& arena : arenas_) arena->flat().zero_();
+}
+
 }  // namespace fedshard::optim

@@ -19,6 +19,7 @@ class Moments {
   Moments(const std::vector<std::string>& names, const plan::UpdateRules& rules, shard::Engine& engine,
           at::Device device, shard::StateRegistry& registry);
   int count() const { return static_cast<int>(arenas_.size()); }
+  void clear();  // to zero
   const shard::Arena& arena(int moment) const { return *arenas_[moment]; }
 
  private:

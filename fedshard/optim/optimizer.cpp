@@ -79,6 +79,8 @@ class ByRule final : public Optimizer {
     place_.end(unit);
   }
 
+  void reset() override { moments_.clear(); }
+
  private:
   void adamw(const Slices& s, std::int64_t step, double lr) {
     step_.fill_(static_cast<double>(step));

@@ -29,6 +29,8 @@ class Optimizer {
   // same order on all ranks of the shard axis, over which it is collective; `step` counts updates from 1. The unit's
   // gradients may have other values afterwards.
   virtual void step(int unit, std::int64_t step, double lr) = 0;
+  // As if no step had been made: all moments are zero, and the next step is number 1.
+  virtual void reset() = 0;
 };
 
 // Updates are computed in fp32; parameters in bf16 are rounded once an update.

@@ -7,6 +7,7 @@
 #include "fedshard/base/error.h"
 #include "fedshard/base/quantities.h"
 #include "fedshard/plan/reductions.h"
+#include "fedshard/topology/ranges.h"
 
 namespace fedshard::plan {
 namespace {
@@ -130,19 +131,16 @@ class StepWalk {
   void forward(int stage) {
     sample(after_forward(stage) + activations_[stage].forward);
     live_ += after_forward(stage);
-    // What has no graph and no backward is gone when the next stage has read it.
-    if (stage > 0 && stage <= plan_.first_trained_stage() && !keeps_graph(stage - 1)) {
-      live_ -= activations_[stage - 1].output;
-    }
+    // What has no graph and no backward is gone when the next stage has read it, unless that keeps it for its own.
+    if (stage > 0 && stage < plan_.first_trained_stage()) live_ -= activations_[stage - 1].output;
   }
 
   void backward(int stage) {
     for (const int unit : plan_.stages[stage].units) prepare_gradients(unit);
     sample(activations_[stage].backward);
     live_ -= activations_[stage].kept;
-    // The output that a recomputed stage has kept for this one alone.
-    const int before = stage - 1;
-    if (before >= plan_.first_trained_stage() && !keeps_graph(before)) live_ -= activations_[before].output;
+    // The output that a recomputed stage, or one that does not train, has kept for this one alone.
+    if (stage > 0 && !keeps_graph(stage - 1)) live_ -= activations_[stage - 1].output;
   }
 
   void sample(std::int64_t working) {
@@ -178,22 +176,20 @@ class StepWalk {
   Moment peak_;
 };
 
-// Of the last replica of shard 0 in the last group: no rank has larger parts, since topology::part_of rounds in favour
-// of the last one and later shards have padding.
-std::int64_t exchange_bytes(const ModelPlan& plan, const MemoryOptions& options) {
-  std::int64_t shard = 0, slice = 0,
-               owned = 0;  // elements: without padding, this replica's of it, this group's of that
-  for (const UnitSpec& unit : plan.units) {
-    if (unit.frozen) continue;
-    const std::int64_t slice_of_unit = ceil_div(unit.shard_numel(options.shards), options.replicas);
-    shard += unit.shard_numel(options.shards);
-    slice += slice_of_unit;
-    owned += ceil_div(slice_of_unit, options.groups);
+// Of one rank.
+std::int64_t exchange_numel_of(const std::vector<std::int64_t>& unit_numel, const topology::Layout& layout, int rank) {
+  const topology::Coordinates at = layout.at(rank);
+  const topology::GroupShape& group = layout.group(at.group);
+  std::int64_t slice = 0, owned = 0;
+  for (const topology::ExchangePart& part : topology::exchange_parts(layout, unit_numel, rank)) {
+    slice += part.range.size();
+    if (part.owner == at.group) owned += part.range.size();
   }
+  std::int64_t shard = 0;
+  for (const std::int64_t numel : unit_numel) shard += topology::shard_range(numel, group.shards, at.shard).size();
   // There and back: what others own of mine, and what I own of each other's. The result stays until it is spread.
-  const std::int64_t messages = 2 * (slice - owned + (options.groups - 1) * owned);
-  const std::int64_t of_replicas = options.replicas > 1 ? shard : 0;
-  return (slice + std::max(messages, of_replicas)) * options.master_bytes;
+  const std::int64_t messages = 2 * (slice - owned + (layout.groups() - 1) * owned);
+  return slice + std::max(messages, group.replicas > 1 ? shard : 0);
 }
 
 constexpr struct {
@@ -210,6 +206,7 @@ constexpr struct {
     {"update", "optimizer's buffers"},
     {"staging", "update's staging"},
     {"exchange", "exchange of a round"},
+    {"outer", "outer optimizer"},
     {"mean", "mean to evaluate"},
 };
 
@@ -235,10 +232,35 @@ std::int64_t MemoryTable::host_total() const {
   return sum;
 }
 
+std::int64_t exchange_numel(const ModelPlan& plan, const topology::Layout& layout, int group) {
+  std::vector<std::int64_t> unit_numel;
+  for (const UnitSpec& unit : plan.units) unit_numel.push_back(unit.frozen ? 0 : unit.numel());
+  const topology::GroupShape& shape = layout.group(group);
+  // In equal groups the last replica of shard 0 in the last group has the largest parts: topology::part_of rounds in
+  // favour of the last one, and later shards have padding.
+  if (layout.equal_groups()) {
+    return exchange_numel_of(unit_numel, layout, layout.rank_of(layout.groups() - 1, shape.replicas - 1, 0));
+  }
+  std::int64_t most = 0;
+  for (int rank = shape.first_rank; rank < shape.first_rank + shape.ranks; ++rank) {
+    most = std::max(most, exchange_numel_of(unit_numel, layout, rank));
+  }
+  return most;
+}
+
+std::int64_t outer_numel(const ModelPlan& plan, const topology::GroupShape& group, const OuterOptions& outer) {
+  if (!needs_anchor(outer)) return 0;
+  // The last replica's slice is the largest, and shard 0 has no padding in it that another lacks.
+  std::int64_t slice = 0;
+  for (const UnitSpec& unit : plan.units) {
+    if (!unit.frozen) slice += topology::slice_range(unit.numel(), group, group.replicas - 1, 0).size();
+  }
+  return slice * (1 + outer_moments_of(outer.outer));
+}
+
 MemoryTable predict_memory(const ModelPlan& plan, const MemoryOptions& options) {
-  base::require(options.shards >= 1 && options.replicas >= 1 && options.groups >= 1,
-                "memory of {} groups of {} replicas of {} shards", options.groups, options.replicas, options.shards);
-  base::require(options.groups == 1 || options.federation, "{} groups without a federation", options.groups);
+  base::require(options.shards >= 1 && options.replicas >= 1, "memory of {} replicas of {} shards", options.replicas,
+                options.shards);
   std::int64_t arena = 0, trained = 0, largest_trained = 0;
   for (const UnitSpec& unit : plan.units) {
     const std::int64_t numel = unit.arena_numel(options.shards), bytes = numel * kFp32;
@@ -263,7 +285,8 @@ MemoryTable predict_memory(const ModelPlan& plan, const MemoryOptions& options) 
               {MemoryPurpose::communication, peak.communication},
               {MemoryPurpose::update, update_workspace_bytes(plan, rules, options.shards)},
               {MemoryPurpose::staging, staged * staging_bytes(plan, options.shards), options.offload},
-              {MemoryPurpose::exchange, options.federation ? exchange_bytes(plan, options) : 0},
+              {MemoryPurpose::exchange, options.exchange_numel * options.master_bytes, options.gpu},
+              {MemoryPurpose::outer, options.outer_numel * kFp32, options.gpu},
               {MemoryPurpose::mean, options.federation ? arena : 0},
           },
           walk.peak_buffers()};

@@ -9,8 +9,10 @@
 #include <vector>
 
 #include "fedshard/model/activations.h"
+#include "fedshard/plan/outer.h"
 #include "fedshard/plan/schedule.h"
 #include "fedshard/plan/updates.h"
+#include "fedshard/topology/layout.h"
 
 namespace fedshard::plan {
 
@@ -25,19 +27,22 @@ enum class MemoryPurpose {
   update,            // what Muon gathers whole matrices to and computes in (plan/updates.h)
   staging,           // a unit's shard in fp32 while it is updated, where the arenas don't serve (optim/workplace.h)
   exchange,          // a round's messages and results (federation/exchange.cpp)
+  outer,             // the outer optimizer's anchor and moments, of the rank's slice, fp32 (federation/outer_state.h)
   mean,              // arena of the groups' mean, with which a federation evaluates
 };
 const char* name_of(MemoryPurpose purpose);  // "gradient_buffers", the key in metrics.jsonl
 
 struct MemoryOptions {
-  int shards = 1, replicas = 1;                           // of a group
-  int groups = 1;                                         // all of that shape
-  bool federation = false;                                // whether there are rounds (of one group, if need be)
-  int master_bytes = 4;                                   // an element of the parameters that are kept
-  int compute_bytes = 4;                                  // an element of gathered parameters
-  int reduce_bytes = 4;                                   // an element of gradients while they are summed
-  UpdateOptions updates = {};                             // decides the moments
-  bool offload = false;                                   // moments are in the host's memory, not in the GPU's
+  int shards = 1, replicas = 1;     // of the rank's group
+  bool federation = false;          // whether there are rounds
+  std::int64_t exchange_numel = 0;  // of a round; from the function of that name
+  std::int64_t outer_numel = 0;     // of the anchor and outer moments; likewise
+  int master_bytes = 4;             // an element of the parameters that are kept
+  int compute_bytes = 4;            // an element of gathered parameters
+  int reduce_bytes = 4;             // an element of gradients while they are summed
+  UpdateOptions updates = {};       // decides the moments
+  bool gpu = false;                 // computes; what a round exchanges and keeps is then in the host's memory
+  bool offload = false;             // ... and so are the moments
   std::vector<model::StageActivations> activations = {};  // of each stage; empty: none
   std::int64_t shared_activation_bytes = 0;               // what lives all the time beside them
   ScheduleOptions schedule = {};
@@ -46,7 +51,7 @@ struct MemoryOptions {
 struct MemoryRow {
   MemoryPurpose purpose = MemoryPurpose::parameters;
   std::int64_t bytes = 0;
-  bool on_host = false;  // by MemoryOptions::offload; all else is the memory of the device that computes
+  bool on_host = false;  // and not in the memory of the GPU that computes
 };
 
 // One row a purpose, in the order of MemoryPurpose.
@@ -60,6 +65,13 @@ struct MemoryTable {
   std::int64_t total() const;
   std::int64_t host_total() const;  // of those
 };
+
+// The elements of the messages and results that a round's exchange takes at once (federation/exchange.cpp), on the rank
+// of the group that needs most.
+std::int64_t exchange_numel(const ModelPlan& plan, const topology::Layout& layout, int group);
+
+// The elements of what the outer optimizer keeps, likewise.
+std::int64_t outer_numel(const ModelPlan& plan, const topology::GroupShape& group, const OuterOptions& outer);
 
 // Bytes of the rank that needs most. `gathered` to `communication` are those of the moment of a step when their sum is
 // largest, from the second step on; buffers that are kept for reuse count where they were used last. Takes milliseconds

@@ -74,7 +74,7 @@ std::uint64_t partial_digest(const plan::ModelPlan& plan, const Arena& arena) {
 std::uint64_t agreed_digest(const plan::ModelPlan& plan, const Arena& arena, comm::Axes& axes) {
   Finding mine;
   for (const auto& part : axes.shard->collect(halves_of(partial_digest(plan, arena)))) mine.digest += of_halves(part);
-  // In this order: every rank has a twin in each group, and hears of a difference between that group's replicas.
+  // In this order: every rank has a peer in each group, and hears of a difference between that group's replicas.
   compare_along(*axes.replica, mine);
   compare_along(*axes.federation, mine);
   if (mine.first >= 0) {

@@ -13,7 +13,7 @@ namespace fedshard::shard {
 // Of the part of the model that this rank's shard of the arena holds (padding left out).
 std::uint64_t partial_digest(const plan::ModelPlan& plan, const Arena& arena);
 
-// Of all parameters that train, the same on every rank. Collective over the world; equal groups only. Throws RunError
+// Of all parameters that train, the same on every rank. Collective over the world. Throws RunError
 // on every rank, naming two ranks, where replicas of a group or whole groups hold different parameters: what groups
 // have averaged must be equal everywhere, whatever they did before.
 std::uint64_t agreed_digest(const plan::ModelPlan& plan, const Arena& arena, comm::Axes& axes);

@@ -9,7 +9,7 @@
 
 namespace fedshard::shard {
 
-enum class Role { parameters, gradients, moments };
+enum class Role { parameters, gradients, moments, anchor, outer_moments };
 const char* name_of(Role role);
 
 // Who else holds the same values: all groups after a round, or only the replicas of one group.

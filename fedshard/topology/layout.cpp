@@ -149,28 +149,26 @@ std::vector<int> Layout::group_peers(int rank) const {
   return peers;
 }
 
-std::vector<int> Layout::twins(int rank) const {
-  base::require(equal_groups(), "twins asked of unequal groups");
+std::vector<int> Layout::federation_peers(int rank) const {
   const auto here = at(rank);
-  std::vector<int> twins;
-  for (int g = 0; g < groups(); ++g) twins.push_back(rank_of(g, here.replica, here.shard));
-  return twins;
+  std::vector<int> peers;
+  for (int other = 0; other < world(); ++other) {
+    const auto there = at(other);
+    if (equal_shards() && there.shard != here.shard) continue;
+    if (equal_groups() && there.replica != here.replica) continue;
+    peers.push_back(other);
+  }
+  return peers;
+}
+
+bool Layout::equal_shards() const {
+  return std::all_of(shapes_.begin(), shapes_.end(),
+                     [&](const GroupShape& s) { return s.shards == shapes_.front().shards; });
 }
 
 bool Layout::equal_groups() const {
-  return std::all_of(shapes_.begin(), shapes_.end(), [&](const GroupShape& s) {
-    return s.shards == shapes_.front().shards && s.replicas == shapes_.front().replicas;
-  });
-}
-
-void Layout::require_equal_groups() const {
-  const auto& first = shapes_.front();
-  for (std::size_t g = 1; g < shapes_.size(); ++g) {
-    const auto& other = shapes_[g];
-    if (other.shards == first.shards && other.replicas == first.replicas) continue;
-    fail<UsageError>("groups of unequal shape cannot be trained: group 0 has {} ranks ({}), group {} has {} ranks ({})",
-                     first.ranks, inside(first), g, other.ranks, inside(other));
-  }
+  return equal_shards() && std::all_of(shapes_.begin(), shapes_.end(),
+                                       [&](const GroupShape& s) { return s.replicas == shapes_.front().replicas; });
 }
 
 std::string Layout::strategy() const {

@@ -1,7 +1,6 @@
 // Where each rank stands: the world split into federation groups, each group into replicas of shards. Integers only.
 // A surprise: nothing here is a mode. ddp, fsdp, hsdp and their federated forms are names given to the numbers
-// afterwards; groups of unequal size and shape are ordinary layouts, and whoever can't run one refuses it by calling
-// require_equal_groups().
+// afterwards, and groups of unequal size and shape are ordinary layouts.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -58,11 +57,12 @@ class Layout {
   std::vector<int> shard_peers(int rank) const;    // same group and replica: they hold one copy of the model together
   std::vector<int> replica_peers(int rank) const;  // same group and shard: they hold the same part of the model
   std::vector<int> group_peers(int rank) const;    // the whole group
-  std::vector<int> twins(int rank) const;  // same replica and shard in every group, in group order; equal groups only
+  // The fewest ranks that the rank and its peers at a round can be kept to, some of each group. In equal groups the
+  // twins (same replica and shard); where shard counts alone are equal, the shard in all groups; otherwise the world.
+  std::vector<int> federation_peers(int rank) const;
 
-  bool equal_groups() const;  // all groups have the same shards and replicas
-  // Throws UsageError naming the first two groups that differ in shards or replicas.
-  void require_equal_groups() const;
+  bool equal_shards() const;  // all groups have as many shards
+  bool equal_groups() const;  // ... and as many replicas
 
   // The name of the numbers: the first row that fits of ddp (one shard), fsdp (one replica), hsdp, with "fl+" before it
   // where there are several groups. So a single rank is "ddp". Unequal groups fit a row when all of them do.

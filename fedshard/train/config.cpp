@@ -122,6 +122,20 @@ void fill_in_momentum(OptimizerConfig& optimizer) {
   if (!optimizer.nesterov) optimizer.nesterov = muon;
 }
 
+// The same for the outer optimizer; of what it has no use for nothing is set.
+void fill_in_outer(FederationConfig& federation) {
+  const plan::OuterOptions usual = plan::usual_options(federation.outer);
+  const bool adaptive = plan::outer_moments_of(federation.outer) == 2;
+  const auto fill = [](std::optional<double>& value, double fallback, bool has_meaning) {
+    if (has_meaning && !value) value = fallback;
+  };
+  fill(federation.outer_lr, usual.lr, true);
+  fill(federation.outer_momentum, usual.momentum, plan::outer_moments_of(federation.outer) == 1);
+  fill(federation.outer_beta1, usual.beta1, adaptive);
+  fill(federation.outer_beta2, usual.beta2, adaptive && federation.outer != plan::Outer::fedadagrad);
+  fill(federation.outer_tau, usual.tau, adaptive);
+}
+
 // A config while it is read, and where each key was given.
 class Reader {
  public:
@@ -175,6 +189,7 @@ class Reader {
                        key.applies_when);
     }
     fill_in_momentum(config_.optimizer);
+    fill_in_outer(config_.federation);
     return config_;
   }
 

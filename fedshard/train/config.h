@@ -7,10 +7,12 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "fedshard/model/activations.h"
 #include "fedshard/model/dims.h"
+#include "fedshard/plan/outer.h"
 #include "fedshard/plan/updates.h"
 #include "fedshard/topology/layout.h"
 
@@ -20,6 +22,8 @@ enum class Dtype { fp32, bf16 };
 enum class OptimizerName { adamw, sgd, muon };
 enum class Decay { cosine, linear, none };
 enum class WeightsBy { tokens, uniform };
+using GroupWeights = std::variant<WeightsBy, std::vector<double>>;  // a list: by group
+enum class InnerState { keep, reset };
 enum class BackendChoice { automatic, gloo, nccl };  // "auto", "gloo", "nccl"
 enum class NonFinite { stop, skip };
 using model::ActivationCheckpoint;
@@ -107,7 +111,16 @@ struct ParallelismConfig {
 
 struct FederationConfig {
   std::int64_t every = 8;  // K: steps of a round
-  WeightsBy weights = WeightsBy::tokens;
+  GroupWeights weights = WeightsBy::tokens;
+  plan::Outer outer = plan::Outer::fedavg;
+  std::optional<double> outer_lr;        // load_config fills in what is usual for `outer` (plan::usual_options)
+  std::optional<double> outer_momentum;  // fedavgm, nesterov; likewise
+  std::optional<double> outer_beta1;     // fedadam, fedyogi, fedadagrad; likewise
+  std::optional<double> outer_beta2;     // fedadam, fedyogi; likewise
+  std::optional<double> outer_tau;       // fedadam, fedyogi, fedadagrad; likewise
+  double outer_max_norm = 0;             // 0: no clipping
+  double guard = 10;                     // 0: only what is not finite is left out
+  InnerState inner_state = InnerState::keep;
   bool operator==(const FederationConfig&) const = default;
 };
 
@@ -160,6 +173,9 @@ model::Dims dims_of(const ModelConfig& config);
 
 // What the optimizer does with each parameter.
 plan::UpdateOptions update_options(const OptimizerConfig& config);
+
+// What becomes of the groups' mean. `config` must come from load_config.
+plan::OuterOptions outer_options(const FederationConfig& config);
 
 // Checks what needs no data: that nothing required is missing, that values fit together, that the model exists and
 // `world` ranks can be laid out. Returns that layout. Throws UsageError naming the keys or numbers.

@@ -66,6 +66,9 @@ void check_optimizer(const Config& config) {
         "anyway; "
         "it needs [comm] backend = \"nccl\"");
   }
+  if (o.offload && o.name == OptimizerName::sgd && o.momentum.value_or(0) == 0) {
+    fail<UsageError>("[optimizer] offload keeps the moments in the host's memory, but sgd without momentum has none");
+  }
   if (o.name == OptimizerName::sgd && o.nesterov.value_or(false) && o.momentum.value_or(0) == 0) {
     fail<UsageError>("[optimizer] nesterov = true needs a momentum that is more than 0");
   }
@@ -95,6 +98,26 @@ void check_schedule(const Config& config) {
         "[lr_scheduler] warmup_steps ({}), stable_steps ({}) and decay_steps ({}) must not sum to more "
         "than [training] steps ({})",
         s.warmup_steps, s.stable_steps, s.decay_steps, steps);
+  }
+}
+
+void check_federation(const FederationConfig& config, const topology::Layout& layout) {
+  const auto* weights = std::get_if<std::vector<double>>(&config.weights);
+  if (weights == nullptr) return;
+  if (static_cast<int>(weights->size()) != layout.groups()) {
+    fail<UsageError>("[federation] weights has {} numbers, but there are {} groups; give one for each", weights->size(),
+                     layout.groups());
+  }
+  if (std::all_of(weights->begin(), weights->end(), [](double w) { return w == 0; })) {
+    fail<UsageError>("[federation] weights are all 0; at least one group must count");
+  }
+}
+
+topology::Layout lay_out(const ParallelismConfig& p, int world) {
+  try {
+    return topology::Layout::make(world, {p.groups, p.data_parallel_shard_degree, p.data_parallel_replicate_degree});
+  } catch (const UsageError& e) {
+    fail<UsageError>("[parallelism] {}", e.what());
   }
 }
 
@@ -144,6 +167,17 @@ plan::UpdateOptions update_options(const OptimizerConfig& config) {
   return options;
 }
 
+plan::OuterOptions outer_options(const FederationConfig& config) {
+  plan::OuterOptions options = plan::usual_options(config.outer);
+  override_with(options.lr, config.outer_lr);
+  override_with(options.momentum, config.outer_momentum);
+  override_with(options.beta1, config.outer_beta1);
+  override_with(options.beta2, config.outer_beta2);
+  override_with(options.tau, config.outer_tau);
+  options.max_norm = config.outer_max_norm;
+  return options;
+}
+
 std::vector<std::string> warnings_of(const Config& config) {
   std::vector<std::string> warnings;
   if (config.training.master_dtype == Dtype::bf16) {
@@ -161,15 +195,8 @@ topology::Layout validate(const Config& config, int world) {
   check_optimizer(config);
   check_schedule(config);
   check_fused_backward(config);
-  const auto& p = config.parallelism;
-  try {
-    auto layout =
-        topology::Layout::make(world, {p.groups, p.data_parallel_shard_degree, p.data_parallel_replicate_degree});
-    layout.require_equal_groups();
-    return layout;
-  } catch (const UsageError& e) {
-    fail<UsageError>("[parallelism] {}", e.what());
-  }
+  topology::Layout layout = lay_out(config.parallelism, world);
+  check_federation(config.federation, layout);
+  return layout;
 }
-
 }  // namespace fedshard::train

@@ -92,6 +92,9 @@ std::string preset_doc() {
 bool is_not_sgd(const Config& c) { return c.optimizer.name != OptimizerName::sgd; }
 bool is_not_adamw(const Config& c) { return c.optimizer.name != OptimizerName::adamw; }
 bool decays(const Config& c) { return c.lr_scheduler.decay != Decay::none; }
+bool is_adaptive(const Config& c) { return plan::outer_moments_of(c.federation.outer) == 2; }
+bool has_outer_momentum(const Config& c) { return plan::outer_moments_of(c.federation.outer) == 1; }
+bool has_outer_beta2(const Config& c) { return is_adaptive(c) && c.federation.outer != plan::Outer::fedadagrad; }
 constexpr const char* kAdamWOrMuon = "name = \"adamw\" or \"muon\"";
 constexpr const char* kSgdOrMuon = "name = \"sgd\" or \"muon\"";
 constexpr const char* kFalls = "decay = \"cosine\" or \"linear\"";
@@ -195,8 +198,9 @@ void add_optimizer(std::vector<Key>& keys) {
            "Update a unit as soon as its gradient is reduced and free the gradient. Only with one micro-step, "
            "`max_norm = 0` and `nonfinite = \"stop\"`.")
       .key("offload", &O::offload, any,
-           "Keep the moments in the host's memory and update there, which spares the GPU 8 bytes a parameter (of its "
-           "shard) and costs two copies over its bus a step. Only with `comm.backend = \"nccl\"`.");
+           "Keep the moments in the host's memory and update there: the GPU is spared them (adamw: 8 bytes a parameter "
+           "of its shard), and gradients and parameters cross its bus once a step. Only with `comm.backend = "
+           "\"nccl\"`, and like that not yet run on a GPU.");
   using G = plan::ParameterGroup;
   Adder<G, ParameterGroupAt>(keys, "optimizer.group", {})
       .key(
@@ -245,8 +249,34 @@ void add_federation_and_comm(std::vector<Key>& keys) {
   using C = CommConfig;
   Adder<F>(keys, "federation", &Config::federation)
       .key("every", &F::every, at_least(1), "K: steps between the averages over the groups.")
-      .key("weights", &F::weights, any,
-           "What a group counts in an average: the tokens it trained on since the last one, or the same for all.");
+      .key("weights", &F::weights, at_least(0),
+           "What a group counts in an average: `tokens`, those it trained on since the last one; `uniform`, the same "
+           "for all; or a list of numbers by group. A group that counts nothing receives the average of the others.")
+      .key("outer", &F::outer, any,
+           "What becomes of the average: the new parameters (`fedavg`), or the end of a pseudo-gradient from the last "
+           "round's, which an outer optimizer follows.")
+      .key("outer_lr", &F::outer_lr, at_least(0), "Learning rate of the outer optimizer.")
+      .by_default("1.0 (fedavg, fedavgm), 0.7 (nesterov), 0.01 (others)")
+      .key("outer_momentum", &F::outer_momentum, from_below(0, 1), "Its momentum.")
+      .by_default("0.9")
+      .only_when("outer = \"fedavgm\" or \"nesterov\"", has_outer_momentum)
+      .key("outer_beta1", &F::outer_beta1, from_below(0, 1), "Decay of its first moment.")
+      .by_default("0.9 (fedadam, fedyogi), 0.0 (fedadagrad)")
+      .only_when("outer = \"fedadam\", \"fedyogi\" or \"fedadagrad\"", is_adaptive)
+      .key("outer_beta2", &F::outer_beta2, from_below(0, 1), "Decay of its second moment.")
+      .by_default("0.99")
+      .only_when("outer = \"fedadam\" or \"fedyogi\"", has_outer_beta2)
+      .key("outer_tau", &F::outer_tau, more_than(0), "Added to the root of its second moment.")
+      .by_default("0.001")
+      .only_when("outer = \"fedadam\", \"fedyogi\" or \"fedadagrad\"", is_adaptive)
+      .key("outer_max_norm", &F::outer_max_norm, at_least(0),
+           "A pseudo-gradient of a larger norm (over the whole model) is scaled down to it; 0 turns clipping off.")
+      .key("guard", &F::guard, at_least(0),
+           "A group is left out of an average, and receives it, if it brings numbers that are not finite, if its "
+           "replicas differ, or if the norm of what it brings (its parameters; with an outer optimizer their distance "
+           "from the last round's) is more than so many times the median of the others'. 0: whatever norm is finite.")
+      .key("inner_state", &F::inner_state, any,
+           "What a round does with the moments of a group's own optimizer: `keep`, or `reset` to nothing.");
   Adder<C>(keys, "comm", &Config::comm)
       .key("backend", &C::backend, any,
            "What moves tensors between ranks: `gloo` between CPUs, `nccl` between GPUs, one a rank, which then compute "

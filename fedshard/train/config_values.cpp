@@ -153,6 +153,13 @@ void read_value(const toml::node& node, const Place& place, const Range& range, 
   value = std::move(numbers);
 }
 
+void read_value(const toml::node& node, const Place& place, const Range& range, GroupWeights& value) {
+  if (!node.is_array()) return read_value(node, place, range, value.emplace<WeightsBy>());
+  std::vector<double> numbers;
+  for (const auto& item : *node.as_array()) numbers.push_back(float_in(item, place, range));
+  value = std::move(numbers);
+}
+
 void read_value(const toml::node& node, const Place& place, const Range&, model::RopeScaling& value) {
   if (!node.is_table()) wrong_type(node, place, "a table such as { rope_type = \"llama3\", factor = 8.0, ... }");
   const auto& table = *node.as_table();
@@ -222,6 +229,13 @@ std::string write_value(const topology::NumberOrList& value) {
   if (const int* number = std::get_if<int>(&value)) return write_value(*number);
   std::vector<std::string> written;
   for (const int item : std::get<std::vector<int>>(value)) written.push_back(write_value(item));
+  return join_list(written);
+}
+
+std::string write_value(const GroupWeights& value) {
+  if (const WeightsBy* by = std::get_if<WeightsBy>(&value)) return write_value(*by);
+  std::vector<std::string> written;
+  for (const double item : std::get<std::vector<double>>(value)) written.push_back(write_value(item));
   return join_list(written);
 }
 

@@ -61,6 +61,20 @@ struct Choices<WeightsBy> {
       {{"tokens", WeightsBy::tokens}, {"uniform", WeightsBy::uniform}}};
 };
 template <>
+struct Choices<InnerState> {
+  static constexpr std::array<std::pair<const char*, InnerState>, 2> all{
+      {{"keep", InnerState::keep}, {"reset", InnerState::reset}}};
+};
+template <>
+struct Choices<plan::Outer> {
+  static constexpr std::array<std::pair<const char*, plan::Outer>, 6> all{{{"fedavg", plan::Outer::fedavg},
+                                                                           {"fedavgm", plan::Outer::fedavgm},
+                                                                           {"nesterov", plan::Outer::nesterov},
+                                                                           {"fedadam", plan::Outer::fedadam},
+                                                                           {"fedyogi", plan::Outer::fedyogi},
+                                                                           {"fedadagrad", plan::Outer::fedadagrad}}};
+};
+template <>
 struct Choices<BackendChoice> {
   static constexpr std::array<std::pair<const char*, BackendChoice>, 3> all{
       {{"auto", BackendChoice::automatic}, {"gloo", BackendChoice::gloo}, {"nccl", BackendChoice::nccl}}};
@@ -88,6 +102,7 @@ void read_value(const toml::node& node, const Place& place, const Range& range, 
 void read_value(const toml::node& node, const Place& place, const Range& range, std::string& value);
 void read_value(const toml::node& node, const Place& place, const Range& range, std::vector<std::string>& value);
 void read_value(const toml::node& node, const Place& place, const Range& range, topology::NumberOrList& value);
+void read_value(const toml::node& node, const Place& place, const Range& range, GroupWeights& value);
 void read_value(const toml::node& node, const Place& place, const Range& range, model::RopeScaling& value);
 
 std::string write_value(bool value);
@@ -97,6 +112,7 @@ std::string write_value(double value);
 std::string write_value(const std::string& value);
 std::string write_value(const std::vector<std::string>& value);
 std::string write_value(const topology::NumberOrList& value);
+std::string write_value(const GroupWeights& value);
 std::string write_value(const model::RopeScaling& value);
 
 inline std::string type_name(bool) { return "true or false"; }
@@ -106,6 +122,7 @@ inline std::string type_name(double) { return "float"; }
 inline std::string type_name(const std::string&) { return "string"; }
 inline std::string type_name(const std::vector<std::string>&) { return "string or list of strings"; }
 inline std::string type_name(const topology::NumberOrList&) { return "integer or list of integers"; }
+inline std::string type_name(const GroupWeights&) { return "string or list of floats"; }
 inline std::string type_name(const model::RopeScaling&) { return "inline table"; }
 
 // An enum's value by its name among `names`; refuses others, listing all.

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <optional>
 #include <sstream>
+#include <utility>
 
 #include "fedshard/base/quantities.h"
 #include "fedshard/cost/formulas.h"
@@ -34,22 +36,31 @@ std::string as_comment(const std::string& text) {
 
 plan::MemoryTable forecast_memory(const Config& config, const topology::Layout& layout) {
   const model::Dims dims = dims_of(config.model);
-  const topology::GroupShape& shape = layout.group(0);
+  const plan::ModelPlan plan = plan_of(config, dims);
   const shard::EngineOptions engine = engine_options(config);
   plan::MemoryOptions options;
-  options.shards = shape.shards;
-  options.replicas = shape.replicas;
-  options.groups = layout.groups();
   options.federation = layout.groups() > 1;
   options.master_bytes = bytes_of(engine.dtypes.master);
   options.compute_bytes = bytes_of(engine.dtypes.compute);
   options.reduce_bytes = bytes_of(engine.dtypes.reduce);
   options.updates = update_options(config.optimizer);
+  options.gpu = config.comm.backend == BackendChoice::nccl;
   options.offload = config.optimizer.offload;
-  options.activations = model::llama_stage_activations(dims, micro_step_shape(config));
-  options.shared_activation_bytes = model::rotary_table_bytes(dims, micro_step_shape(config));
+  options.activations = model::llama_stage_activations(dims, micro_step_shape(config, plan));
+  options.shared_activation_bytes = model::rotary_table_bytes(dims, micro_step_shape(config, plan));
   options.schedule = engine.schedule;
-  return plan::predict_memory(plan_of(config, dims), options);
+  std::optional<plan::MemoryTable> largest;
+  for (int group = 0; group < layout.groups(); ++group) {
+    const topology::GroupShape& shape = layout.group(group);
+    options.shards = shape.shards;
+    options.replicas = shape.replicas;
+    options.exchange_numel = options.federation ? plan::exchange_numel(plan, layout, group) : 0;
+    options.outer_numel = options.federation ? plan::outer_numel(plan, shape, outer_options(config.federation)) : 0;
+    plan::MemoryTable table = plan::predict_memory(plan, options);
+    if (!largest || table.total() > largest->total()) largest = std::move(table);
+    if (layout.equal_groups()) break;
+  }
+  return *largest;
 }
 
 std::string forecast_traffic(const Config& config, const topology::Layout& layout) {

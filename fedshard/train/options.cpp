@@ -23,10 +23,17 @@ nn::Model model_of(const Config& config, const model::Dims& dims) {
   return model;
 }
 
-model::MicroStepShape micro_step_shape(const Config& config) {
+model::MicroStepShape micro_step_shape(const Config& config, const plan::ModelPlan& plan) {
   const TrainingConfig& t = config.training;
-  return {t.local_batch_size, t.seq_len, static_cast<std::int64_t>(c10::elementSize(scalar_type(t.dtype))),
-          t.activation_checkpoint, t.document_mask};
+  // Of the head's parameters, the table is the one that is a matrix.
+  bool frozen_head = false;
+  for (const int u : plan.stages.back().units) {
+    for (const plan::ParameterSpec& p : plan.units[u].parameters) {
+      if (p.is_matrix()) frozen_head = plan.units[u].frozen;
+    }
+  }
+  return {t.local_batch_size,      t.seq_len,       static_cast<std::int64_t>(c10::elementSize(scalar_type(t.dtype))),
+          t.activation_checkpoint, t.document_mask, frozen_head};
 }
 
 shard::EngineOptions engine_options(const Config& config, at::Device device) {
@@ -72,9 +79,16 @@ optim::LrSchedule lr_schedule(const Config& config) {
   return schedule;
 }
 
-federation::WeightPolicy weight_policy(const Config& config) {
-  return config.federation.weights == WeightsBy::uniform ? federation::WeightPolicy::uniform
-                                                         : federation::WeightPolicy::tokens;
+federation::FederationOptions federation_options(const Config& config) {
+  federation::FederationOptions options;
+  if (const auto* fixed = std::get_if<std::vector<double>>(&config.federation.weights)) {
+    options.weights = {federation::WeighBy::fixed, *fixed};
+  } else if (std::get<WeightsBy>(config.federation.weights) == WeightsBy::uniform) {
+    options.weights.by = federation::WeighBy::group;
+  }
+  options.outer = outer_options(config.federation);
+  options.guard = config.federation.guard;
+  return options;
 }
 
 data::Dealing dealing_of(const Config& config, int world, int rank) {

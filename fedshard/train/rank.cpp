@@ -167,7 +167,6 @@ base::ExitStatus run_rank(const Config& config, const control::Place& place) {
   Connections connections;
   try {
     const topology::Layout layout = validate(config, place.world_size);
-    layout.require_equal_groups();
     if (!config.comm.interface.empty()) comm::require_interface(config.comm.interface);
     set_threads(config, place);
     if (config.comm.backend == BackendChoice::nccl) connections.device = comm::gpu_of(place.local_rank);
@@ -175,6 +174,9 @@ base::ExitStatus run_rank(const Config& config, const control::Place& place) {
     connect(config, layout, place, connections);
     const std::string where = fmt::format("{}; {}", control::describe(place), layout.describe());
     base::log_info("{}", where);
+    if (place.rank == 0) {
+      for (const std::string& warning : warnings_of(config)) base::log_info("warning: {}", warning);
+    }
     // Our own launcher has said so already; under another one it is worth knowing whom we believed.
     if (connections.host) std::fprintf(stderr, "fedshard: %s\n", where.c_str());
     return train(config, layout, place, inputs, connections);

@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+
 #include "fedshard/base/log.h"
 #include "fedshard/eval/perplexity.h"
 #include "fedshard/nn/init.h"
@@ -18,8 +20,8 @@ Trainer::Trainer(const RankContext& context)
               engine_options(context.config, context.device), registry_),
       optimizer_(optim::make_optimizer(optimizer_options(context.config), engine_, context.axes, registry_)),
       lr_schedule_(lr_schedule(context.config)),
-      federation_(context.layout, context.rank, weight_policy(context.config), engine_, context.axes,
-                  context.coordinator),
+      federation_(context.layout, context.rank, federation_options(context.config), engine_, context.axes,
+                  context.coordinator, registry_),
       loader_(context.inputs.train, static_cast<std::uint64_t>(context.config.training.seed),
               dealing_of(context.config, context.layout.world(), context.rank)) {
   load_weights();
@@ -76,12 +78,18 @@ bool Trainer::round_is_due() const {
   return context_.layout.groups() > 1 && step_ % context_.config.federation.every == 0;
 }
 
-// Every K steps each group's model becomes the weighted mean of all groups'.
+// Every K steps all groups' models become one: their weighted mean, or where the outer optimizer goes from there.
 void Trainer::finish_round() {
   const federation::RoundOutcome outcome = federation_.run_round(
       {.round = ++round_, .step = step_, .tokens = tokens_since_round_, .wants_stop = past_time_limit()});
   tokens_since_round_ = 0;
   stop_ = outcome.stop;
+  // Moments of a group that was not sound would lead it astray again.
+  const bool left_out = std::count(outcome.left_out.begin(), outcome.left_out.end(), at_.group) > 0;
+  if (left_out || context_.config.federation.inner_state == InnerState::reset) {
+    optimizer_->reset();
+    updates_ = 0;
+  }
   record_traffic();
 }
 
@@ -140,6 +148,7 @@ void Trainer::load_weights() {
       nn::initialize_slice(model_.plan, seed, unit, range.begin, range.end, out);
     }
   });
+  federation_.set_anchor();
 }
 
 std::vector<nn::MicroBatch> Trainer::next_batches() {

@@ -19,6 +19,14 @@ double peak_rss() {
   return static_cast<double>(usage.ru_maxrss) * 1024;
 }
 
+// A number where it is alike in all groups, otherwise one by group.
+metrics::NumberOrList by_group(const topology::Layout& layout, int topology::GroupShape::*member) {
+  std::vector<int> values;
+  for (const topology::GroupShape& shape : layout.shapes()) values.push_back(shape.*member);
+  const bool alike = std::all_of(values.begin(), values.end(), [&](int v) { return v == values.front(); });
+  return alike ? metrics::NumberOrList(values.front()) : values;
+}
+
 // Each number's largest value over the world.
 void maximum(comm::Axes& axes, std::vector<double>& values) {
   for (comm::Communicator* axis : {axes.group.get(), axes.federation.get()}) {
@@ -41,13 +49,12 @@ void Trainer::trace_operations() {
 
 void Trainer::record_start() {
   if (context_.rank != 0) return;
-  const topology::GroupShape& shape = context_.layout.group(at_.group);
   metrics::StartRecord record;
   record.strategy = context_.layout.strategy();
   record.world = context_.layout.world();
   record.groups = context_.layout.sizes();
-  record.shard = shape.shards;
-  record.replicas = shape.replicas;
+  record.shard = by_group(context_.layout, &topology::GroupShape::shards);
+  record.replicas = by_group(context_.layout, &topology::GroupShape::replicas);
   record.params = model_.plan.numel();
   for (const plan::MemoryRow& row : forecast_memory(context_.config, context_.layout).rows) {
     record.memory[plan::name_of(row.purpose)] = row.bytes;
@@ -77,8 +84,7 @@ void Trainer::record_traffic() {
   const comm::Traffic traffic = context_.traffic.read();
   std::vector<double> totals{static_cast<double>(traffic.intra_group), static_cast<double>(traffic.inter_group)};
   for (const std::int64_t bytes : traffic.by_purpose) totals.push_back(static_cast<double>(bytes));
-  context_.axes.group->sum(totals);
-  context_.axes.federation->sum(totals);
+  comm::sum_over_world(context_.axes, totals);
   if (context_.rank != 0) return;
   const auto bytes = [&](std::size_t i) { return static_cast<std::int64_t>(totals[i]); };
   const auto of = [&](comm::Purpose purpose) { return bytes(2 + static_cast<std::size_t>(purpose)); };
@@ -95,7 +101,7 @@ void Trainer::record_traffic() {
 
 void Trainer::record_end() {
   std::vector<double> totals{static_cast<double>(tokens_), static_cast<double>(step_ - updates_)};
-  context_.axes.federation->sum(totals);
+  comm::sum_over_groups(context_.axes, totals);
   std::vector<double> most{peak_rss(), clock_.now() - started_s_ - validation_s_,
                            static_cast<double>(peak_tensor_bytes())};
   maximum(context_.axes, most);

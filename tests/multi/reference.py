@@ -26,8 +26,10 @@ class Recipe:
     steps: int
     batch: int
     groups: int = 1
+    shares: tuple = ()            # sequences of a step by group; empty: as many for each
     every: int = 0                # steps between averages; 0: never
     averaging: tuple = ()         # one weight a group; empty: the same for all
+    nesterov: tuple = ()          # (lr, momentum) of an outer SGD over the pseudo-gradient; empty: the mean itself
     optimizer: str = "adamw"
     lr: float = 0.003
     weight_decay: float = 0.1
@@ -112,19 +114,34 @@ def assign(model, values):
         parameter.copy_(value)
 
 
+def make_outer(recipe, model):
+    if not recipe.nesterov:
+        return None
+    lr, momentum = recipe.nesterov
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum, nesterov=True)
+
+
 def train(recipe):
     model = transformers.LlamaForCausalLM.from_pretrained(recipe.weights, dtype=torch.float32)
     averaging = recipe.averaging or [1.0 / recipe.groups] * recipe.groups
     groups = [Group(recipe, copy.deepcopy(model)) for _ in range(recipe.groups)]
     sequences = torch.from_numpy(windows(read_tokens(recipe.train)))
     order = data_order(recipe.train, recipe.steps * recipe.batch, recipe.seed)
-    share = recipe.batch // recipe.groups
+    outer_model = copy.deepcopy(model)
+    outer = make_outer(recipe, outer_model)
+    shares = recipe.shares or [recipe.batch // recipe.groups] * recipe.groups
     for step in range(recipe.steps):
-        for g, group in enumerate(groups):
-            first = step * recipe.batch + g * share
+        first = step * recipe.batch
+        for group, share in zip(groups, shares):
             group.step(sequences[order[first:first + share]])
+            first += share
         if recipe.every > 0 and (step + 1) % recipe.every == 0:
             means = mean_of(groups, averaging)
+            if outer is not None:
+                for anchor, mean in zip(outer_model.parameters(), means):
+                    anchor.grad = anchor.detach() - mean
+                outer.step()
+                means = [anchor.detach().clone() for anchor in outer_model.parameters()]
             for group in groups:
                 assign(group.model, means)
     assign(model, mean_of(groups, averaging))

@@ -32,6 +32,88 @@ def recipe(corpus, weights, **keys):
                                "steps": STEPS, "batch": BATCH, "warmup_steps": 5, "min_lr_factor": 0.1, **keys})
 
 
+# The same, of groups whose sizes or degrees differ.
+UNEQUAL = {
+    "one rank and three shards": (4, 12, {"groups": [1, 3]}, {"every": 4, "weights": "tokens"}, "fl+fsdp"),
+    "one rank and three shards, each group alike": (4, 12, {"groups": [1, 3]}, {"every": 4, "weights": "uniform"},
+                                                    "fl+fsdp"),
+    "four, two and two ranks in pairs of shards": (
+        8, 16, {"groups": [4, 2, 2], "data_parallel_shard_degree": 2, "data_parallel_replicate_degree": -1},
+        {"every": 4, "weights": "tokens"}, "fl+hsdp"),
+    "other shards and other replicas": (
+        7, 14, {"groups": [4, 3], "data_parallel_shard_degree": [2, 3], "data_parallel_replicate_degree": -1},
+        {"every": 8, "weights": "tokens"}, "fl+hsdp"),
+}
+
+
+@pytest.mark.parametrize("name", UNEQUAL)
+def test_unequal_groups_equal_the_reference(name, program, corpus, weights):
+    """Every rank brings as many sequences, so a larger group sees more of them and, by tokens, counts for more."""
+    ranks, batch, parallelism, federation, strategy = UNEQUAL[name]
+    run = program.train(ranks, training={"local_batch_size": batch // ranks}, parallelism=parallelism,
+                        federation=federation)
+    sizes = parallelism["groups"]
+    assert run.start["strategy"] == strategy and run.start["groups"] == sizes
+    counts = sizes if federation["weights"] == "tokens" else [1] * len(sizes)
+    averaging = [count / sum(counts) for count in counts]
+    assert [r["step"] for r in run.of("round")] == list(range(federation["every"], STEPS + 1, federation["every"]))
+    assert all(r["weights"] == pytest.approx(averaging, rel=1e-15) and min(r["drift"]) > 0 for r in run.of("round"))
+    expected = reference.train(recipe(corpus, weights, batch=batch, groups=run.groups, every=federation["every"],
+                                      max_norm=1.0, shares=tuple(batch // ranks * size for size in sizes),
+                                      averaging=tuple(averaging)))
+    for group in range(run.groups):
+        assert_close(run.losses(group), expected.losses[group], 1e-6, f"group {group}: loss of step")
+        assert_close(run.norms(group), expected.norms[group], 1e-5, f"group {group}: gradient norm of step")
+    assert_close([run.final_eval()["loss"]], [expected.eval_loss], 1e-6, "evaluation loss")
+    assert run.final_eval()["tokens"] == expected.eval_tokens
+
+
+def train_with_nesterov(program, lr, momentum):
+    return program.train(4, training={"local_batch_size": 3}, parallelism={"groups": [1, 3]},
+                         federation={"every": 4, "weights": [3, 1], "outer": "nesterov", "outer_lr": lr,
+                                     "outer_momentum": momentum})
+
+
+def test_nesterov_is_torchs_sgd_over_pseudo_gradients(program, corpus, weights):
+    """Of unequal groups with weights from a list. The mean that is evaluated last is that of a round's end."""
+    run = train_with_nesterov(program, 0.7, 0.9)
+    assert all(r["weights"] == [0.75, 0.25] for r in run.of("round"))
+    expected = reference.train(recipe(corpus, weights, groups=2, every=4, max_norm=1.0, shares=(3, 9),
+                                      averaging=(0.75, 0.25), nesterov=(0.7, 0.9)))
+    for group in range(2):
+        assert_close(run.losses(group), expected.losses[group], 2e-6, f"group {group}: loss of step")
+    assert_close([run.final_eval()["loss"]], [expected.eval_loss], 2e-6, "evaluation loss")
+
+
+def test_an_outer_rate_of_0_changes_nothing_and_one_of_1_without_momentum_is_fedavg(program, weights):
+    still = train_with_nesterov(program, 0.0, 0.9)
+    assert {r["digest"] for r in still.of("round")} == {digest_of(weights)}
+    plain = program.train(4, training={"local_batch_size": 3}, parallelism={"groups": [1, 3]},
+                          federation={"every": 4, "weights": [3, 1]})
+    assert train_with_nesterov(program, 1.0, 0.0).numbers_as_text() == plain.numbers_as_text()
+
+
+@pytest.mark.parametrize("outer", ["fedavgm", "fedadam", "fedyogi", "fedadagrad"])
+def test_outer_optimizers_train(outer, program):
+    """Each in a layout of its own; that they follow their formulas is proven in unit tests, here that they are run."""
+    run = program.train(4, training={"local_batch_size": 3}, parallelism={"groups": 2},
+                        federation={"every": 4, "outer": outer, "outer_max_norm": 1.0, "inner_state": "reset"})
+    losses = run.losses(0)
+    assert losses[-1] < losses[0] and run.start["memory"]["outer"] > 0
+
+
+def test_a_groups_weight_may_be_nothing(program):
+    """It trains, and at each round takes what the others have made of the model."""
+    run = program.train(2, training={"local_batch_size": 6}, parallelism={"groups": 2},
+                        federation={"every": 4, "weights": [1, 0]})
+    assert all(r["weights"] == [1, 0] and r["drift"][0] == 0 < r["drift"][1] for r in run.of("round"))
+
+
+def test_unequal_degrees_are_recorded_by_group(program):
+    run = program.train(3, training={"local_batch_size": 1, "steps": 6}, parallelism={"groups": [1, 2]})
+    assert run.start["shard"] == [1, 2] and run.start["replicas"] == 1
+
+
 def assert_rounds(run, every):
     """A record for every round that was due, with all groups in it, and a digest of what they agreed on."""
     rounds = run.of("round")
@@ -124,7 +206,8 @@ def digest_of(weights):
     return f"{int(mixed.sum(dtype=numpy.uint64)):016x}"
 
 
-@pytest.mark.parametrize("ranks, parallelism", [(3, {"groups": 3}), (8, {"groups": 2, **HSDP})])
+@pytest.mark.parametrize("ranks, parallelism", [(3, {"groups": 3}), (8, {"groups": 2, **HSDP}),
+                                                (6, {"groups": [1, 3, 2]})])
 def test_a_round_without_training_changes_no_bit(ranks, parallelism, program, weights):
     """With learning rate 0 every group brings what it started with, and the mean of equal numbers is that number: the
     digest is that of the file, in every layout, also where a weight of 1/3 is not exact."""

@@ -13,6 +13,25 @@ def run_60m(program, ranks, **training):
                          training={"local_batch_size": 1, "seq_len": 128, "steps": 2, **training})
 
 
+# Activations outweigh parameters; with parts frozen, what the first trained block keeps of what comes before it, or a
+# head without a gradient, is a large part of them.
+@pytest.mark.parametrize("training, vocabulary", [
+    ({"activation_checkpoint": "full"}, 257), ({}, 257),
+    ({"freeze": ["model.layers.[0-5].*", "model.embed_tokens.weight"]}, 257),
+    ({"freeze": ["model.embed_tokens.weight"], "activation_checkpoint": "full"}, 257),
+    ({"freeze": ["lm_head.weight"]}, 8003)],
+    ids=["full checkpointing", "no checkpointing", "frozen early blocks", "full checkpointing, frozen embedding",
+         "frozen head"])
+def test_peak_where_activations_outweigh_parameters(training, vocabulary, program):
+    run = program.train(2, model={"hf": None, "preset": "llama-tiny", "hidden_size": 128, "intermediate_size": 344,
+                                  "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 2,
+                                  "vocab_size": vocabulary, "max_position_embeddings": 256},
+                        data={"eval": None}, lr_scheduler={"warmup_steps": 0},
+                        training={"local_batch_size": 8, "seq_len": 256, "steps": 2, **training})
+    total, peak = sum(run.start["memory"].values()), run.records[-1]["peak_tensor_bytes"]
+    assert abs(peak / total - 1) < TOLERANCE, (peak / total, peak, run.start["memory"])
+
+
 @pytest.mark.parametrize("training", [{}, {"dtype": "bf16", "activation_checkpoint": "full"},
                                       {"activation_checkpoint": "selective", "freeze": ["model.embed_tokens.weight"]},
                                       {"dtype": "bf16", "master_dtype": "bf16"}],

@@ -37,34 +37,32 @@ def unit_sizes(hidden_size=32, intermediate_size=56, layers=2, heads=4, kv_heads
 
 
 class Forecast:
-    """Closed forms for one run."""
+    """Closed forms for one run; shapes: (replicas, shards) of each group."""
 
-    def __init__(self, units, groups, replicas, shards, dtype="fp32", reduce_dtype="fp32", reshard=True,
-                 master_dtype="fp32"):
+    def __init__(self, units, shapes, dtype="fp32", reduce_dtype="fp32", reshard=True, master_dtype="fp32"):
         bytes_of = {"fp32": 4, "bf16": 2}
-        self.units, self.groups, self.replicas, self.shards = units, groups, replicas, shards
+        self.units, self.shapes = units, shapes
         self.b_g, self.b_r, self.reshard = bytes_of[dtype], bytes_of[reduce_dtype], reshard
         self.b_a = bytes_of[master_dtype]
-        self.ranks = groups * replicas * shards
         self.numel = sum(numel for numel, _ in units)
 
     def moved(self, gathers):
         """Elements that gathers of each unit move, `gathers(times)` times; its reductions move one gather's."""
-        return self.ranks * (self.shards - 1) * sum(math.ceil(numel / self.shards) * gathers(times)
-                                                    for numel, times in self.units)
+        return sum(replicas * shards * (shards - 1) * math.ceil(numel / shards) * gathers(times)
+                   for replicas, shards in self.shapes for numel, times in self.units)
 
     def between(self):
-        return 2 * (self.groups - 1) * self.numel * self.b_a
+        return 2 * (len(self.shapes) - 1) * self.numel * self.b_a
 
     def inside(self):
-        return self.groups * (self.replicas - 1) * self.numel * self.b_a
+        return sum(replicas - 1 for replicas, _ in self.shapes) * self.numel * self.b_a
 
     def bytes(self, micro_steps, reductions, rounds=0, eval_passes=0, means=0, muon_steps=0):
         once = self.moved(lambda times: 1)
         training = self.moved(lambda times: times if self.reshard else 1)
-        shard_elements = sum(math.ceil(numel / self.shards) for numel, _ in self.units)
-        ring = 2 * (self.replicas - 1) * shard_elements * self.groups * self.shards
-        a_mean = self.between() + (self.inside() if self.groups > 1 else 0)
+        ring = sum(2 * (replicas - 1) * shards * math.ceil(numel / shards)
+                   for replicas, shards in self.shapes for numel, _ in self.units)
+        a_mean = self.between() + (self.inside() if len(self.shapes) > 1 else 0)
         blocks = self.moved(lambda times: 1 if times == 2 else 0)
         return {"gather": (micro_steps * training + eval_passes * once) * self.b_g + muon_steps * blocks * 4,
                 "reduce": reductions * once * self.b_r,
@@ -80,7 +78,7 @@ def by_purpose(record):
 TRAINING = {"local_batch_size": 2, "steps": 7, "gradient_accumulation_steps": 1}
 EVALUATED = 17  # sequences in the evaluation file: ranks make ceil(ceil(17 / P) / 2) passes of 2
 
-# name: (G, R, F), further tables
+# name: (G, R, F), or (R, F) by group; further tables
 RUNS = {
     "one rank": ((1, 1, 1), {}),
     "ddp": ((1, 3, 1), {"training": {"reduce_dtype": "bf16"}}),
@@ -98,25 +96,31 @@ RUNS = {
     "fl+ddp": ((2, 2, 1), {}),
     "fl+fsdp": ((2, 1, 3), {}),
     "fl+hsdp": ((2, 2, 2), {"training": {"dtype": "bf16"}}),
+    "fl+fsdp, one rank and three": ([(1, 1), (1, 3)], {}),
+    "fl+hsdp, unequal": ([(2, 2), (1, 3)], {"training": {"dtype": "bf16"}}),
+    "fl+hsdp, unequal replicas": ([(2, 2), (1, 2), (1, 2)], {}),
     "fl+hsdp, bf16 masters": ((2, 2, 2), {"training": {"dtype": "bf16", "master_dtype": "bf16"}}),
 }
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_bytes_equal_closed_forms(name, program):
-    (groups, replicas, shards), tables = RUNS[name]
-    ranks = groups * replicas * shards
+    spec, tables = RUNS[name]
+    shapes = spec if isinstance(spec, list) else [spec[1:]] * spec[0]
+    groups, ranks = len(shapes), sum(replicas * shards for replicas, shards in shapes)
     training = {**TRAINING, **tables.get("training", {})}
     reshard = tables.get("parallelism", {}).get("fsdp_reshard_after_forward", True)
     tied = tables.get("model", {}).get("tie_word_embeddings", False)
     run = program.train(ranks, model={"hf": None, "preset": "llama-tiny", **MODEL, "tie_word_embeddings": tied},
                         training=training, optimizer=tables.get("optimizer", {}), federation={"every": 3},
                         validation={"interval": 3},
-                        parallelism={"groups": groups, "data_parallel_shard_degree": shards,
-                                     "data_parallel_replicate_degree": replicas, **tables.get("parallelism", {})})
+                        parallelism={"groups": [replicas * shards for replicas, shards in shapes],
+                                     "data_parallel_shard_degree": [shards for _, shards in shapes],
+                                     "data_parallel_replicate_degree": [replicas for replicas, _ in shapes],
+                                     **tables.get("parallelism", {})})
     units = unit_sizes(tied=tied)
     assert run.start["params"] == sum(numel for numel, _ in units)
-    forecast = Forecast(units, groups, replicas, shards, training.get("dtype", "fp32"),
+    forecast = Forecast(units, shapes, training.get("dtype", "fp32"),
                         training.get("reduce_dtype", "fp32"), reshard, training.get("master_dtype", "fp32"))
     passes = math.ceil(math.ceil(EVALUATED / ranks) / training["local_batch_size"])
     micro_steps = training["gradient_accumulation_steps"]

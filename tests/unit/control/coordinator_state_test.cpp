@@ -37,7 +37,7 @@ TEST(RoundBook, AsksEveryRankOfEveryGroup) {
       for (int rank = 0; rank <= last; ++rank) {
         const int group = members.group_of(rank);
         const bool is_first = rank == members.first_rank(group);  // all of the sum comes from one rank
-        RoundMeasures measures{round * 4, {0.5, 0.5}, 0.1 * rank, 0.05 * rank, 1.0};
+        RoundMeasures measures{round * 4, {0.5, 0.5}, {}, 0.1 * rank, 0.05 * rank, 1.0};
         const auto result = book.digest(rank, {round, group, is_first ? 77U : 0U, measures}, 3);
         ASSERT_EQ(result.has_value(), rank == last);
         if (result) {
@@ -333,13 +333,14 @@ TEST(CoordinatorState, RecordsGetTheirTimeAndRoundsTheirRate) {
   EXPECT_EQ(state.status().latest_step[1]["step"], 1);
   for (const int rank : {0, 1}) state.receive(rank, Proposal{1, rank, 300, false}, 103);
   for (const int rank : {0, 1}) state.receive(rank, Ready{1, 0}, 104);
-  RoundMeasures measures{8, {0.5, 0.5}, 0.5, 0.25, std::numeric_limits<double>::quiet_NaN()};
+  RoundMeasures measures{8, {0.5, 0.5}, {1}, 0.5, 0.25, std::numeric_limits<double>::quiet_NaN()};
   for (const int rank : {0, 1}) state.receive(rank, Digest{1, rank, 5, measures}, 105);
   const auto record = state.take_records().front();
   EXPECT_EQ(record["kind"], "round");
   EXPECT_EQ(record["time_s"], 5.0);
   EXPECT_EQ(record["tokens_per_s"], 200.0);  // 600 tokens since the first sign of training, at 102
   EXPECT_EQ(record["weights"], (std::vector<double>{0.5, 0.5}));
+  EXPECT_EQ(record["left_out"], std::vector<int>{1});
   EXPECT_TRUE(record["drift"][0].is_null());
   EXPECT_EQ(record["nonfinite"][0], "drift");
   EXPECT_EQ(state.status().rounds, 1);

@@ -97,7 +97,7 @@ void train(Job& run, int rank, int rounds) {
     EXPECT_EQ(plan.stop, round == rounds);
     EXPECT_EQ(client.ready(round, plan.epoch).participants, plan.participants);
     const bool is_first = run.members.first_rank(group) == rank;
-    EXPECT_EQ(client.digest(round, is_first ? 1000 + round : 0, {round, {}, 1, 0, 1}).digest, 1000U + round);
+    EXPECT_EQ(client.digest(round, is_first ? 1000 + round : 0, {round, {}, {}, 1, 0, 1}).digest, 1000U + round);
   }
   EXPECT_EQ(client.collectives(), rounds);
   client.goodbye(0);

@@ -80,9 +80,10 @@ TEST(Messages, KeepAllBitsOfADigestAndSayNaN) {
     EXPECT_EQ(through(Digest{1, 0, bits, {}}).sum, bits);
   }
   const double nan = std::numeric_limits<double>::quiet_NaN();
-  const auto measures = through(Digest{1, 0, 2, {8, {0.25, 0.75}, 0.1, 0.2, nan}}).measures;
+  const auto measures = through(Digest{1, 0, 2, {8, {0.25, 0.75}, {0}, 0.1, 0.2, nan}}).measures;
   EXPECT_EQ(measures.step, 8);
   EXPECT_EQ(measures.weights, (std::vector<double>{0.25, 0.75}));
+  EXPECT_EQ(measures.left_out, std::vector<int>{0});
   EXPECT_EQ(measures.seconds, 0.1);
   EXPECT_EQ(measures.exposed_seconds, 0.2);
   EXPECT_TRUE(std::isnan(measures.drift_square));
@@ -143,7 +144,7 @@ TEST(Messages, DeepNestingIsRefused) {
 }
 
 TEST(Messages, DamagedFramesNeverThrow) {
-  const std::string good = encode(Digest{1, 0, 2, {8, {0.25, 0.75}, 0.1, 0.2, 0.3}});
+  const std::string good = encode(Digest{1, 0, 2, {8, {0.25, 0.75}, {}, 0.1, 0.2, 0.3}});
   std::mt19937 random(7);
   int refused = 0;
   for (int i = 0; i < 20000; ++i) {

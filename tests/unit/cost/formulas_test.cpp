@@ -71,6 +71,25 @@ TEST(Formulas, ARoundBetweenAndInsideGroups) {
   EXPECT_EQ(round_bytes(plan, Layout::make(4, {}), options).inside(), 0);
 }
 
+TEST(Formulas, UnequalGroupsAddUp) {
+  TrafficOptions options{{2, true, 1}, 2, 4, 4};
+  options.updates.update = plan::Update::muon;
+  const plan::ModelPlan plan = plan::llama_plan(model::preset("llama-tiny"));
+  const Layout both = Layout::make(10, {std::vector<int>{4, 6}, std::vector<int>{4, 3}, std::vector<int>{1, 2}});
+  const Layout first = Layout::make(4, {}), second = Layout::make(6, {1, 3, 2});
+  const auto sum = [&](auto bytes) {
+    const Bytes a = bytes(first), b = bytes(second), all = bytes(both);
+    EXPECT_EQ(all.gather, a.gather + b.gather);
+    EXPECT_EQ(all.reduce, a.reduce + b.reduce);
+    EXPECT_EQ(all.replica, a.replica + b.replica);
+  };
+  sum([&](const Layout& layout) { return step_bytes(plan, layout, options); });
+  sum([&](const Layout& layout) { return forward_bytes(plan, layout, options); });
+  // asym_4_6 and its kin: between groups the volume is that of equal ones.
+  EXPECT_EQ(round_bytes(plan, both, options).aggregate_between, 2 * plan.numel() * 4);
+  EXPECT_EQ(round_bytes(plan, both, options).aggregate_inside, plan.numel() * 4);
+}
+
 // llama8b_fsdp_512 and its kin: Llama 3.1 8B in bf16, first and last unit gathered once.
 TEST(Formulas, Llama8bOn512Ranks) {
   const TrafficOptions bf16{{1, true, 1}, 2, 2, 2};

@@ -43,6 +43,23 @@ std::vector<Shape> shapes() {
   return all;
 }
 
+// Of 2 to 4 groups, none like the others: in their sizes, their shards, their replicas or all of them.
+std::vector<topology::Layout> unequal_layouts(int groups) {
+  using List = std::vector<int>;
+  const auto make = [](const List& shards, const List& replicas) {
+    List sizes;
+    int world = 0;
+    for (std::size_t g = 0; g < shards.size(); ++g) {
+      sizes.push_back(shards[g] * replicas[g]);
+      world += sizes.back();
+    }
+    return topology::Layout::make(world, {.groups = sizes, .shard_degree = shards, .replicate_degree = replicas});
+  };
+  if (groups == 2) return {make({1, 3}, {1, 1}), make({4, 3}, {1, 1}), make({2, 2}, {1, 3}), make({3, 2}, {2, 3})};
+  if (groups == 3) return {make({4, 2, 2}, {1, 1, 1}), make({1, 5, 2}, {3, 1, 2}), make({1, 1, 1}, {1, 2, 3})};
+  return {make({1, 2, 3, 4}, {1, 1, 1, 1}), make({13, 1, 2, 7}, {1, 2, 2, 1})};
+}
+
 // Magnitudes from 2^-10 to 2^10, so that sums with weights of a few bits are exact in fp64.
 Values random_values(std::int64_t numel, int group) {
   std::mt19937 random(static_cast<unsigned>(1000 + group));
@@ -70,7 +87,7 @@ void expect_holds(const plan::ModelPlan& plan, const Values& values, const shard
 }
 
 struct Case {
-  Shape shape;
+  topology::Layout layout;
   plan::ModelPlan plan;
   std::vector<Values> by_group;
   std::vector<double> weights;
@@ -84,13 +101,13 @@ struct Outcome {
 
 // Every rank takes part in one exchange; `check` sees the mean spread over an arena of its own.
 Outcome exchange(const Case& c, const std::function<void(const shard::Arena&)>& check) {
-  const topology::Layout layout = c.shape.layout();
+  const topology::Layout& layout = c.layout;
   std::mutex mutex;
   Outcome outcome;
-  outcome.square_distances.resize(static_cast<std::size_t>(c.shape.groups));
+  outcome.square_distances.resize(static_cast<std::size_t>(layout.groups()));
   outcome.traffic = testing_support::on_ranks(layout, [&](int rank, comm::Axes& axes) {
     const topology::Coordinates at = layout.at(rank);
-    const shard::ArenaMap map(c.plan, c.shape.shards, at.shard);
+    const shard::ArenaMap map(c.plan, layout.group(at.group).shards, at.shard);
     const shard::Arena parameters(map, c.dtype), spread(map, c.dtype);
     write(c.plan, c.by_group[static_cast<std::size_t>(at.group)], parameters);
     const at::Tensor before = parameters.flat().clone();
@@ -115,20 +132,24 @@ double weighted_sum(const Case& c, std::int64_t index) {
 }
 
 // One exchange with weights of a few bits: the fp64 sum is exact, so there is one right answer, to the bit.
-void expect_exact(const Shape& shape, const plan::ModelPlan& plan) {
+void expect_exact(const topology::Layout& layout, const plan::ModelPlan& plan) {
+  SCOPED_TRACE(layout.describe());
   static const std::vector<std::vector<double>> weights{
       {1}, {0.25, 0.75}, {0.5, 0.125, 0.375}, {0.125, 0.25, 0.5, 0.125}};
-  Case c{shape, plan, {}, weights[static_cast<std::size_t>(shape.groups - 1)]};
+  const int groups = layout.groups();
+  Case c{layout, plan, {}, weights[static_cast<std::size_t>(groups - 1)]};
   const std::int64_t numel = plan.numel();
-  for (int g = 0; g < shape.groups; ++g) c.by_group.push_back(random_values(numel, g));
+  for (int g = 0; g < groups; ++g) c.by_group.push_back(random_values(numel, g));
   Values mean;
   for (std::int64_t i = 0; i < numel; ++i) mean.push_back(static_cast<float>(weighted_sum(c, i)));
   const Outcome outcome = exchange(c, [&](const shard::Arena& spread) { expect_holds(plan, mean, spread); });
 
-  EXPECT_EQ(outcome.traffic.inter_group, 2 * (shape.groups - 1) * numel * 4);
-  EXPECT_EQ(outcome.traffic.intra_group, shape.groups * (shape.replicas - 1) * numel * 4);
+  std::int64_t spread = 0;
+  for (const topology::GroupShape& group : layout.shapes()) spread += (group.replicas - 1) * numel * 4;
+  EXPECT_EQ(outcome.traffic.inter_group, 2 * (groups - 1) * numel * 4);
+  EXPECT_EQ(outcome.traffic.intra_group, spread);
   EXPECT_EQ(outcome.traffic.of(comm::Purpose::aggregate), outcome.traffic.inter_group + outcome.traffic.intra_group);
-  for (int g = 0; g < shape.groups; ++g) {
+  for (int g = 0; g < groups; ++g) {
     double expected = 0;
     for (std::int64_t i = 0; i < numel; ++i) {
       const auto at = static_cast<std::size_t>(i);
@@ -157,7 +178,7 @@ TEST(Exchange, Bf16ParametersAreWeighedInFp64AndRoundedOnce) {
   const plan::ModelPlan plan = plan_of({97, 1, 400});
   int only_once = 0;
   for (const Shape& shape : {Shape{2, 1, 3}, {3, 2, 2}, {4, 3, 1}, {2, 1, 1}}) {
-    Case c{shape, plan, {}, {0.25, 0.75}, at::kBFloat16};
+    Case c{shape.layout(), plan, {}, {0.25, 0.75}, at::kBFloat16};
     if (shape.groups == 3) c.weights = {0.5, 0.125, 0.375};
     if (shape.groups == 4) c.weights = {0.125, 0.25, 0.5, 0.125};
     for (int g = 0; g < shape.groups; ++g) {
@@ -186,8 +207,16 @@ TEST(Exchange, Bf16ParametersAreWeighedInFp64AndRoundedOnce) {
 TEST(Exchange, EveryLayoutGetsTheWeightedMeanRoundedOnce) {
   for (const plan::ModelPlan& plan : plans()) {
     for (const Shape& shape : shapes()) {
-      expect_exact(shape, plan);
-      ASSERT_FALSE(testing::Test::HasFailure()) << shape << ", " << plan.numel() << " elements";
+      expect_exact(shape.layout(), plan);
+      ASSERT_FALSE(testing::Test::HasFailure()) << plan.numel() << " elements";
+    }
+  }
+}
+
+TEST(Exchange, UnequalGroupsGetTheWeightedMeanRoundedOnce) {
+  for (const plan::ModelPlan& plan : plans()) {
+    for (const int groups : {2, 3, 4}) {
+      for (const topology::Layout& layout : unequal_layouts(groups)) expect_exact(layout, plan);
     }
   }
 }
@@ -195,12 +224,17 @@ TEST(Exchange, EveryLayoutGetsTheWeightedMeanRoundedOnce) {
 // With any weights the sum itself is rounded, but only in fp64; and all layouts get the same bits.
 TEST(Exchange, AnyWeightsGiveTheSameBitsInEveryLayout) {
   const plan::ModelPlan plan = plan_of({2, 1, 13, 1, 101, 2});
-  Case c{{}, plan, {}, {0.1, 0.3, 0.6}};
+  Case c{Shape{}.layout(), plan, {}, {0.1, 0.3, 0.6}};
   for (int g = 0; g < 3; ++g) c.by_group.push_back(random_values(plan.numel(), g));
   std::mutex mutex;
   Values first(static_cast<std::size_t>(plan.numel()), std::nanf(""));
+  std::vector<topology::Layout> layouts = unequal_layouts(3);
   for (const Shape& shape : {Shape{3, 1, 1}, {3, 1, 2}, {3, 2, 1}, {3, 3, 4}, {3, 1, 17}}) {
-    c.shape = shape;
+    layouts.push_back(shape.layout());
+  }
+  for (const topology::Layout& layout : layouts) {
+    SCOPED_TRACE(layout.describe());
+    c.layout = layout;
     exchange(c, [&](const shard::Arena& spread) {
       for (int u = 0; u < spread.map().units(); ++u) {
         const topology::Range held = spread.map().range(u);
@@ -209,9 +243,9 @@ TEST(Exchange, AnyWeightsGiveTheSameBitsInEveryLayout) {
           const float got = spread.real(u).const_data_ptr<float>()[i];
           float& seen = first[static_cast<std::size_t>(index)];
           if (std::isnan(seen)) seen = got;
-          ASSERT_EQ(got, seen) << shape;
+          ASSERT_EQ(got, seen);
           const double exact = weighted_sum(c, index);
-          ASSERT_NEAR(got, exact, std::ldexp(std::abs(exact), -24) + 1e-14) << shape;
+          ASSERT_NEAR(got, exact, std::ldexp(std::abs(exact), -24) + 1e-14);
         }
       }
     });
@@ -225,7 +259,8 @@ TEST(Exchange, EqualGroupsChangeNothing) {
   const Values values{0.0f, -0.0f, kMax, -kMax, kTiny, -kTiny, 1.0f / 3, 0.1f, 1e-38f};
   for (const std::vector<double>& weights :
        {std::vector<double>{1}, {0.5, 0.5}, {1.0 / 3, 1.0 / 3, 1.0 / 3}, {0.1, 0.2, 0.7}, {0, 1}, {1, 0, 0, 0}}) {
-    const Case c{{static_cast<int>(weights.size()), 2, 2}, plan, std::vector<Values>(weights.size(), values), weights};
+    const Case c{Shape{static_cast<int>(weights.size()), 2, 2}.layout(), plan,
+                 std::vector<Values>(weights.size(), values), weights};
     const Outcome outcome = exchange(c, [&](const shard::Arena& spread) { expect_holds(plan, values, spread); });
     for (const double square : outcome.square_distances) EXPECT_EQ(square, 0);
   }
@@ -234,13 +269,16 @@ TEST(Exchange, EqualGroupsChangeNothing) {
 // A constant by group shows at a glance that the mean is a mean and no sum.
 TEST(Exchange, ConstantsOfTheGroupsAreAveragedNotSummed) {
   const plan::ModelPlan plan = plan_of({7, 1});
-  const Case c{{4, 1, 2}, plan, {Values(8, 0), Values(8, 1), Values(8, 2), Values(8, 3)}, {0.25, 0.25, 0.25, 0.25}};
+  const Case c{Shape{4, 1, 2}.layout(),
+               plan,
+               {Values(8, 0), Values(8, 1), Values(8, 2), Values(8, 3)},
+               {0.25, 0.25, 0.25, 0.25}};
   exchange(c, [&](const shard::Arena& spread) { expect_holds(plan, Values(8, 1.5f), spread); });
 }
 
 TEST(Exchange, MoreShardsThanElements) {
-  expect_exact({3, 2, 5}, plan_of({1, 2, 3}));
-  expect_exact({2, 1, 13}, plan_of({1}));
+  expect_exact(Shape{3, 2, 5}.layout(), plan_of({1, 2, 3}));
+  expect_exact(Shape{2, 1, 13}.layout(), plan_of({1}));
 }
 
 TEST(Exchange, MaySpreadOverItsOwnInput) {

@@ -17,9 +17,9 @@ using testing_support::tiny_value;
 // One rank's engine and federation.
 struct Member {
   Member(const topology::Layout& layout, int rank, const nn::Model& model, comm::Axes& axes,
-         control::CoordinatorClient& client, WeightPolicy policy = WeightPolicy::tokens)
+         control::CoordinatorClient& client, FederationOptions options = {})
       : engine(model, layout.group(layout.group_of(rank)).shards, layout.at(rank).shard, axes, {}, registry),
-        federation(layout, rank, policy, engine, axes, client) {}
+        federation(layout, rank, options, engine, axes, client, registry) {}
   shard::StateRegistry registry;
   shard::Engine engine;
   Federation federation;
@@ -43,7 +43,7 @@ struct RoundCase {
   std::vector<double> weights;
 };
 
-void expect_rounds(const Shape& shape, const std::vector<RoundCase>& cases, WeightPolicy policy) {
+void expect_rounds(const Shape& shape, const std::vector<RoundCase>& cases, WeighBy by) {
   const topology::Layout layout = shape.layout();
   const nn::Model model = tiny_model({});
   const auto mean = [&](std::int64_t round) {
@@ -59,7 +59,9 @@ void expect_rounds(const Shape& shape, const std::vector<RoundCase>& cases, Weig
   const auto last = static_cast<std::int64_t>(cases.size());
   const Aftermath aftermath = on_federated_ranks(layout, [&](int rank, comm::Axes& axes,
                                                              control::CoordinatorClient& client) {
-    Member member(layout, rank, model, axes, client, policy);
+    FederationOptions options;
+    options.weights.by = by;
+    Member member(layout, rank, model, axes, client, options);
     const int group = layout.group_of(rank);
     for (std::int64_t round = 1; round <= last; ++round) {
       const RoundCase& c = cases[static_cast<std::size_t>(round - 1)];
@@ -102,20 +104,18 @@ TEST(Round, GivesEveryRankOfEveryLayoutTheMeanAndTheSameDigest) {
     for (int replicas = 1; replicas <= 2; ++replicas) {
       for (int shards = 1; shards <= 3; ++shards) {
         const Shape shape{groups, replicas, shards};
-        expect_rounds(shape, cases[static_cast<std::size_t>(groups - 1)], WeightPolicy::tokens);
+        expect_rounds(shape, cases[static_cast<std::size_t>(groups - 1)], WeighBy::tokens);
         ASSERT_FALSE(testing::Test::HasFailure()) << shape;
       }
     }
   }
 }
 
-TEST(Round, MoreShardsThanElementsOfSomeUnits) {
-  expect_rounds({2, 1, 7}, {{{1, 1}, {0.5, 0.5}}}, WeightPolicy::tokens);
-}
+TEST(Round, MoreShardsThanElementsOfSomeUnits) { expect_rounds({2, 1, 7}, {{{1, 1}, {0.5, 0.5}}}, WeighBy::tokens); }
 
 TEST(Round, UniformWeightsIgnoreTheTokens) {
   expect_rounds({4, 1, 1}, {{{1, 0, 50, 7}, {0.25, 0.25, 0.25, 0.25}}, {{0, 0, 0, 0}, {0.25, 0.25, 0.25, 0.25}}},
-                WeightPolicy::uniform);
+                WeighBy::group);
 }
 
 TEST(Round, OfOneGroupChangesNoBit) {

@@ -99,7 +99,7 @@ void expect_trains_to(const Case& c, const nn::Model& model, int vocab, const st
         shard::StateRegistry registry;
         shard::Engine engine(model, c.shape.shards, at.shard, axes, {}, registry);
         set_parameters(engine, tiny_value);
-        Federation federation(layout, rank, WeightPolicy::tokens, engine, axes, client);
+        Federation federation(layout, rank, {}, engine, axes, client, registry);
         std::int64_t tokens = 0;
         for (int step = 0; step < c.steps(); ++step) {
           const nn::MicroBatch whole = group_batch(c, at.group, step, vocab);

@@ -8,6 +8,8 @@
 namespace fedshard::plan {
 namespace {
 
+using topology::Layout;
+
 // Units of so many elements each, used by a stage each.
 ModelPlan plan_of(const std::vector<std::int64_t>& sizes) {
   ModelPlan plan;
@@ -36,7 +38,7 @@ TEST(Memory, OneRankByHand) {
   // Most is allocated while the head computes its backward: the head's own 30 * 2 and 30 * 4 bytes; and, left from the
   // step before, one gathered block and two blocks' gradients.
   EXPECT_EQ(bytes_of(table),
-            (std::vector<std::int64_t>{kArena, kArena, 2 * kArena, 60 + 20, 120 + 2 * 40, 1000, 0, 0, 0, 0, 0}));
+            (std::vector<std::int64_t>{kArena, kArena, 2 * kArena, 60 + 20, 120 + 2 * 40, 1000, 0, 0, 0, 0, 0, 0}));
   EXPECT_EQ(table.total(), 4 * kArena + 80 + 200 + 1000);
 }
 
@@ -79,20 +81,26 @@ TEST(Memory, ARoundByHand) {
   const ModelPlan plan = plan_of({7, 33});
   // Two groups of two shards: slices of 4 + 17 elements, of which a group owns at most 2 + 9 and sends 2 + 8. Two
   // messages each way, and the result.
-  const MemoryTable two = predict_memory(plan, {.shards = 2, .groups = 2, .federation = true});
-  EXPECT_EQ(two.bytes(MemoryPurpose::exchange), (21 + 2 * (10 + 11)) * 4);
+  const std::int64_t numel = exchange_numel(plan, Layout::make(4, {.groups = 2}), 0);
+  EXPECT_EQ(numel, 21 + 2 * (10 + 11));
+  const MemoryTable two = predict_memory(plan, {.shards = 2, .federation = true, .exchange_numel = numel});
+  EXPECT_EQ(two.bytes(MemoryPurpose::exchange), numel * 4);
   EXPECT_EQ(two.bytes(MemoryPurpose::mean), two.bytes(MemoryPurpose::parameters));
   // A group alone exchanges nothing; its result is as large as the slice.
-  EXPECT_EQ(predict_memory(plan, {.shards = 2, .federation = true}).bytes(MemoryPurpose::exchange), 21 * 4);
+  EXPECT_EQ(exchange_numel(plan, Layout::make(2, {}), 0), 21);
   // Seven replicas of one shard: of 7 + 33 elements at most 1 + 5; gathering all 40 takes more than any message.
-  const MemoryTable replicas = predict_memory(plan, {.replicas = 7, .groups = 2, .federation = true});
-  EXPECT_EQ(replicas.bytes(MemoryPurpose::exchange), (6 + 40) * 4);
+  const auto ddp = Layout::make(14, {.groups = 2, .shard_degree = 1, .replicate_degree = 7});
+  EXPECT_EQ(exchange_numel(plan, ddp, 0), 6 + 40);
+  // Two groups share each elementary range, so whatever a rank holds it sends or is sent once each way.
+  const auto unequal = Layout::make(4, {.groups = std::vector<int>{1, 3}});
+  EXPECT_EQ(exchange_numel(plan, unequal, 0), 40 + 2 * 40);
+  EXPECT_EQ(exchange_numel(plan, unequal, 1), (3 + 11) + 2 * (3 + 11));
   EXPECT_EQ(predict_memory(plan, {.shards = 2}).bytes(MemoryPurpose::exchange), 0);
 }
 
 TEST(Memory, Llama70bOn512Ranks) {
   const ModelPlan plan = llama_plan(model::preset("llama3.1-70b"));
-  MemoryOptions options{.shards = 32, .replicas = 2, .groups = 8, .federation = true, .compute_bytes = 2};
+  MemoryOptions options{.shards = 32, .replicas = 2, .federation = true, .compute_bytes = 2};
   const MemoryTable table = predict_memory(plan, options);
   // 70,553,706,496 elements over 32 shards; all units divide evenly.
   EXPECT_EQ(table.bytes(MemoryPurpose::parameters), 70'553'706'496 / 32 * 4);
@@ -108,9 +116,20 @@ TEST(Memory, Llama70bOn512Ranks) {
             (kHead + kEmbedding + 2 * kBlock) * 4);
 }
 
+TEST(Memory, TheOuterOptimizersStateIsOfTheSlice) {
+  const ModelPlan plan = plan_of({24, 10, 101, 30});
+  const topology::GroupShape group{0, 6, 3, 2};
+  // Slices of the last replica of shard 0: of 8, 4, 34 and 10 elements the second half.
+  EXPECT_EQ(outer_numel(plan, group, usual_options(Outer::fedavg)), 0);
+  EXPECT_EQ(outer_numel(plan, group, {.outer = Outer::fedavg, .lr = 0.5}), 4 + 2 + 17 + 5);
+  EXPECT_EQ(outer_numel(plan, group, usual_options(Outer::nesterov)), 2 * (4 + 2 + 17 + 5));
+  EXPECT_EQ(outer_numel(plan, group, usual_options(Outer::fedadam)), 3 * (4 + 2 + 17 + 5));
+  EXPECT_EQ(predict_memory(plan, {.federation = true, .outer_numel = 28}).bytes(MemoryPurpose::outer), 112);
+}
+
 TEST(Memory, Bf16MastersTakeHalfAndStageOneShardInFp32) {
   const ModelPlan plan = plan_of({24, 10, 101, 30});
-  MemoryOptions options{.shards = 3, .replicas = 2, .groups = 2, .federation = true};
+  MemoryOptions options{.shards = 3, .replicas = 2, .federation = true, .exchange_numel = 77};
   const MemoryTable fp32 = predict_memory(plan, options);
   options.master_bytes = 2;
   const MemoryTable bf16 = predict_memory(plan, options);
@@ -150,12 +169,11 @@ TEST(Memory, NamesAreKeys) {
     names += std::string(name_of(row.purpose)) + " ";
   EXPECT_EQ(names,
             "parameters gradients moments gathered gradient_buffers activations communication update staging exchange "
-            "mean ");
+            "outer mean ");
 }
 
 TEST(Memory, RefusesImpossibleOptions) {
   EXPECT_THROW(predict_memory(plan_of({1, 1}), {.shards = 0}), base::RunError);
-  EXPECT_THROW(predict_memory(plan_of({1, 1}), {.groups = 2}), base::RunError);
   EXPECT_THROW(MemoryTable{}.bytes(MemoryPurpose::mean), base::RunError);
 }
 

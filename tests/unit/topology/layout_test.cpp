@@ -82,15 +82,15 @@ void expect_sound(const Layout& layout) {
   expect_partition(layout, [&](int rank) { return layout.shard_peers(rank); });
   expect_partition(layout, [&](int rank) { return layout.replica_peers(rank); });
   expect_partition(layout, [&](int rank) { return layout.group_peers(rank); });
-  if (!layout.equal_groups()) {
-    EXPECT_THROW(layout.require_equal_groups(), base::UsageError);
-    EXPECT_THROW(layout.twins(0), base::RunError);
-    return;
-  }
-  layout.require_equal_groups();
-  expect_partition(layout, [&](int rank) { return layout.twins(rank); });
+  expect_partition(layout, [&](int rank) { return layout.federation_peers(rank); });
   for (int rank = 0; rank < layout.world(); ++rank) {
-    ASSERT_EQ(static_cast<int>(layout.twins(rank).size()), layout.groups());
+    const auto peers = layout.federation_peers(rank);
+    std::set<int> groups;
+    for (const int peer : peers) groups.insert(layout.group_of(peer));
+    ASSERT_EQ(static_cast<int>(groups.size()), layout.groups());
+    if (layout.equal_groups()) {
+      ASSERT_EQ(static_cast<int>(peers.size()), layout.groups());
+    }
   }
 }
 
@@ -186,15 +186,13 @@ TEST(Layout, RefusesNumbersOutOfRange) {
   refusal(big - 1, {std::vector{big, big}, -1, 1});
 }
 
-TEST(Layout, UnequalGroupsAreNamed) {
-  try {
-    Layout::make(7, {std::vector{4, 3}, -1, 1}).require_equal_groups();
-    FAIL() << "unequal groups were accepted";
-  } catch (const base::UsageError& e) {
-    EXPECT_STREQ(e.what(),
-                 "groups of unequal shape cannot be trained: group 0 has 4 ranks (1 replica x 4 shards), group 1 has 3 "
-                 "ranks (1 replica x 3 shards)");
-  }
+TEST(Layout, PeersAtARoundAreKeptTogetherWhereShardsAllowIt) {
+  using List = std::vector<int>;
+  const auto shards_alike = Layout::make(8, {List{4, 2, 2}, 2, -1});
+  EXPECT_EQ(shards_alike.federation_peers(0), (List{0, 2, 4, 6}));
+  EXPECT_EQ(shards_alike.federation_peers(7), (List{1, 3, 5, 7}));
+  EXPECT_EQ(Layout::make(4, {List{1, 3}, -1, 1}).federation_peers(2), (List{0, 1, 2, 3}));
+  EXPECT_EQ(Layout::make(8, {2, 2, 2}).federation_peers(5), (List{1, 5}));
 }
 
 TEST(Layout, AsksOutsideTheWorldAreInternalErrors) {

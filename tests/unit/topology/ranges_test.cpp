@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <random>
 #include <set>
@@ -35,8 +36,10 @@ void expect_consistent(const Layout& layout, const std::vector<std::int64_t>& un
   std::map<std::pair<int, std::int64_t>, ExchangePart> by_begin;
   for (int rank = 0; rank < layout.world(); ++rank) {
     const int group = layout.group_of(rank);
+    const std::vector<int> peers = layout.federation_peers(rank);
     for (const ExchangePart& part : exchange_parts(layout, units, rank)) {
       ASSERT_EQ(part.holders[group], rank);
+      for (const int holder : part.holders) ASSERT_TRUE(std::binary_search(peers.begin(), peers.end(), holder));
       for (std::int64_t e = part.range.begin; e < part.range.end; ++e) ++seen[{part.unit, e, group}];
       const auto [place, fresh] = by_begin.try_emplace({part.unit, part.range.begin}, part);
       if (!fresh) {
@@ -92,7 +95,7 @@ TEST(Ranges, EqualGroupsMeetTheirTwins) {
   const Layout layout = Layout::make(8, {.groups = 2, .shard_degree = 2, .replicate_degree = 2});
   for (int rank = 0; rank < 8; ++rank) {
     for (const ExchangePart& part : exchange_parts(layout, std::vector<std::int64_t>{101, 7}, rank)) {
-      EXPECT_EQ(part.holders, layout.twins(rank));
+      EXPECT_EQ(part.holders, layout.federation_peers(rank));
     }
   }
 }

@@ -18,7 +18,7 @@ TEST(Config, DefaultsAreThoseOfTheContract) {
   EXPECT_EQ(c.parallelism.groups, topology::NumberOrList(1));
   EXPECT_EQ(c.parallelism.data_parallel_shard_degree, topology::NumberOrList(-1));
   EXPECT_EQ(c.parallelism.data_parallel_replicate_degree, topology::NumberOrList(1));
-  EXPECT_EQ(c.federation.weights, WeightsBy::tokens);
+  EXPECT_EQ(c.federation.weights, GroupWeights(WeightsBy::tokens));
   EXPECT_EQ(c.metrics.folder, "runs/run");
   EXPECT_FALSE(c.model.hidden_size.has_value());
   EXPECT_EQ(load("").model, ModelConfig{});  // an empty file is TOML; what it lacks is for validate to say
@@ -163,8 +163,10 @@ TEST(Config, UnknownNamesGetTheNearestKnownOne) {
   EXPECT_EQ(refusal("[training]\nbatch_size = 3\n"),
             "run.toml:2: [training] has no key 'batch_size'; did you mean 'local_batch_size'?");
   EXPECT_EQ(refusal("[trainning]\nsteps = 3\n"), "run.toml:1: there is no table [trainning]; did you mean [training]?");
-  EXPECT_EQ(refusal("\n[federation]\ngammas = 3\n"),
-            "run.toml:3: [federation] has no key 'gammas'; its keys are every, weights");
+  EXPECT_EQ(
+      refusal("\n[federation]\ngammas = 3\n"),
+      "run.toml:3: [federation] has no key 'gammas'; its keys are every, weights, outer, outer_lr, outer_momentum, "
+      "outer_beta1, outer_beta2, outer_tau, outer_max_norm, guard, inner_state");
   EXPECT_EQ(refusal("[training]\nlr = 3\n"), "run.toml:2: [training] has no key 'lr'; it belongs to [optimizer]");
   EXPECT_EQ(refusal("steps = 3\n"),
             "run.toml:1: 'steps' is not a table but a key; it belongs to [training] or [validation]");
@@ -352,8 +354,8 @@ TEST(ModelDims, OfAHuggingFaceFolderComeFromItsConfig) {
 TEST(Validate, RefusesLayoutsByNamingBothNumbers) {
   EXPECT_EQ(refusal_to_run(smallest + "[parallelism]\ngroups = [2, 2]\n", 5),
             "[parallelism] 5 ranks cannot be split into groups of 2 and 2 (sum 4)");
-  EXPECT_EQ(refusal_to_run(smallest + "[parallelism]\ngroups = [3, 2]\n", 5).substr(0, 55),
-            "[parallelism] groups of unequal shape cannot be trained");
+  EXPECT_EQ(validate(load(smallest + "[parallelism]\ngroups = [3, 2]\n"), 5).describe(),
+            "fl+fsdp: 5 ranks = 2 groups of 3 (1 replica x 3 shards), 2 (1 replica x 2 shards)");
 }
 
 TEST(Validate, OffloadsOnGpusAlone) {
@@ -361,8 +363,49 @@ TEST(Validate, OffloadsOnGpusAlone) {
   EXPECT_EQ(refusal_to_run(offloaded, 1),
             "[optimizer] offload keeps the moments in the host's memory, where ranks that compute on CPUs have them "
             "anyway; it needs [comm] backend = \"nccl\"");
+  EXPECT_EQ(refusal_to_run(offloaded + "name = \"sgd\"\n[comm]\nbackend = \"nccl\"\n", 1),
+            "[optimizer] offload keeps the moments in the host's memory, but sgd without momentum has none");
   // In any build, so that a run on GPUs can be tried dry where there are none.
   EXPECT_EQ(validate(load(offloaded + "[comm]\nbackend = \"nccl\"\n"), 1).world(), 1);
+}
+
+TEST(Federation, WeightsAreAWordOrAListByGroup) {
+  const auto weights = [](const std::string& text) { return smallest + "[federation]\nweights = " + text + "\n"; };
+  const std::string groups = "[parallelism]\ngroups = 2\n";
+  EXPECT_EQ(load(weights("[0, 2.5]")).federation.weights, GroupWeights(std::vector<double>{0, 2.5}));
+  EXPECT_EQ(load(weights("\"uniform\"")).federation.weights, GroupWeights(WeightsBy::uniform));
+  const Config list = load(weights("[1, 2]") + groups);
+  EXPECT_EQ(validate(list, 2).groups(), 2);
+  EXPECT_EQ(load(resolved_toml(list)), list);
+  EXPECT_EQ(refusal_to_run(weights("[1, 2, 3]") + groups, 2),
+            "[federation] weights has 3 numbers, but there are 2 groups; give one for each");
+  EXPECT_EQ(refusal_to_run(weights("[0, 0]") + groups, 2),
+            "[federation] weights are all 0; at least one group must count");
+  for (const char* bad : {"[1, -1]", "[1, nan]", "[1, inf]", "[\"tokens\"]", "3", "\"token\"", "[[1]]"}) {
+    EXPECT_NE(refusal(weights(bad) + groups).find("[federation] weights"), std::string::npos) << bad;
+  }
+}
+
+TEST(Federation, TheOuterOptimizersNumbersAreItsOwn) {
+  const auto outer = [](const std::string& text) { return smallest + "[federation]\nouter = " + text + "\n"; };
+  EXPECT_EQ(outer_options(load(smallest).federation), plan::usual_options(plan::Outer::fedavg));
+  for (const auto& [name, which] : {std::pair{"nesterov", plan::Outer::nesterov},
+                                    {"fedadam", plan::Outer::fedadam},
+                                    {"fedadagrad", plan::Outer::fedadagrad},
+                                    {"fedyogi", plan::Outer::fedyogi},
+                                    {"fedavgm", plan::Outer::fedavgm}}) {
+    const Config config = load(outer("\"" + std::string(name) + "\""));
+    EXPECT_EQ(outer_options(config.federation), plan::usual_options(which)) << name;
+    EXPECT_EQ(load(resolved_toml(config)), config) << name;
+  }
+  const auto set = outer_options(load(outer("\"fedyogi\"\nouter_lr = 0.5\nouter_beta1 = 0\nouter_beta2 = 0.5\n"
+                                            "outer_tau = 1\nouter_max_norm = 2"))
+                                     .federation);
+  EXPECT_EQ(set, (plan::OuterOptions{plan::Outer::fedyogi, 0.5, 0.9, 0, 0.5, 1, 2}));
+  EXPECT_NE(refusal(outer("\"nesterov\"\nouter_beta1 = 0.5")).find("has a meaning only with outer ="),
+            std::string::npos);
+  EXPECT_NE(refusal(outer("\"fedadam\"\nouter_momentum = 0.5")).find("has a meaning only with"), std::string::npos);
+  EXPECT_NE(refusal(outer("\"fedadagrad\"\nouter_beta2 = 0.5")).find("has a meaning only with"), std::string::npos);
 }
 
 TEST(Warnings, AreForBf16MastersAlone) {

@@ -1,0 +1,57 @@
+#include "fedshard/federation/outer_state.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "fedshard/base/error.h"
+#include "fedshard/plan/outer.h"
+
+namespace fedshard::federation {
+
+OuterState::OuterState(const OuterOptions& options, shard::ArenaMap slice, shard::StateRegistry& registry)
+    : options_((plan::check_options(options), options)), slice_(std::move(slice)) {
+  if (!plan::needs_anchor(options)) return;
+  anchor_ = std::make_unique<shard::Arena>(slice_);
+  registry.add("anchor", shard::Role::anchor, shard::Scope::shared, *anchor_);
+  for (int m = 0; m < plan::outer_moments_of(options.outer); ++m) {
+    moments_.push_back(std::make_unique<shard::Arena>(slice_));
+    moments_.back()->flat().fill_(plan::initial_moment(options, m));
+    registry.add(fmt::format("outer_{}", m), shard::Role::outer_moments, shard::Scope::shared, *moments_.back());
+  }
+}
+
+void OuterState::set_anchor(const at::Tensor& parameters) {
+  if (!keeps_anchor()) return;
+  anchor_->flat().copy_(parameters);
+  has_anchor_ = true;
+}
+
+double OuterState::square_distance(const at::Tensor& values) const {
+  base::require(has_anchor_, "the outer optimizer has no anchor yet");
+  const at::Tensor wide = values.to(at::kFloat);
+  const float *x = anchor_->flat().const_data_ptr<float>(), *y = wide.const_data_ptr<float>();
+  double square = 0;
+  for (std::int64_t i = 0; i < wide.numel(); ++i) {
+    const double difference = static_cast<double>(x[i]) - y[i];
+    square += difference * difference;
+  }
+  return square;
+}
+
+at::Tensor OuterState::step(const at::Tensor& mean, double norm) {
+  if (!keeps_anchor()) return mean;
+  base::require(has_anchor_, "the outer optimizer has no anchor yet");
+  const c10::NoGradGuard no_grad;
+  std::vector<at::Tensor> moments;
+  for (const auto& arena : moments_) moments.push_back(arena->flat());
+  at::Tensor parameters = anchor_->flat();
+  outer_step(options_, parameters, mean.to(at::kFloat), moments, clip_factor(options_, norm));
+  const at::Tensor rounded = parameters.to(mean.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+  parameters.copy_(rounded);
+  return rounded;
+}
+
+}  // namespace fedshard::federation

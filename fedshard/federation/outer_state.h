@@ -1,0 +1,45 @@
+// What the outer optimizer keeps from round to round: the anchor (the parameters at the end of the last round) and its
+// moments, of this rank's slice of the model alone. So the ranks and replicas of a group share the work and the memory.
+//
+// It is the host's, as the exchange is. Plain fedavg keeps nothing.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <vector>
+
+#include "fedshard/federation/outer.h"
+#include "fedshard/shard/arena.h"
+#include "fedshard/shard/state.h"
+
+namespace fedshard::federation {
+
+class OuterState {
+ public:
+  // slice: where the elements of this rank's slice lie, packed, on the CPU. Registers "anchor" and the moments
+  // ("outer_0", "outer_1"), as the options need them. `registry` must outlive it. Throws what plan::check_options
+  // throws.
+  OuterState(const OuterOptions& options, shard::ArenaMap slice, shard::StateRegistry& registry);
+
+  bool keeps_anchor() const { return anchor_ != nullptr; }
+
+  // Makes these the anchor. parameters: the packed slice, of any dtype, on the CPU.
+  void set_anchor(const at::Tensor& parameters);
+
+  // Squared norm of (anchor - values), a packed slice; over a group's ranks these add up to the whole model's. Not
+  // finite where an element of `values` is not.
+  double square_distance(const at::Tensor& values) const;
+
+  // The new parameters, of mean's dtype, from the groups' mean (a packed slice), which also become the anchor. `norm`:
+  // of the whole model's pseudo-gradient, the same on all ranks of the world; read where the options clip.
+  at::Tensor step(const at::Tensor& mean, double norm);
+
+ private:
+  OuterOptions options_;
+  shard::ArenaMap slice_;
+  std::unique_ptr<shard::Arena> anchor_;
+  std::vector<std::unique_ptr<shard::Arena>> moments_;
+  bool has_anchor_ = false;
+};
+
+}  // namespace fedshard::federation

@@ -1,0 +1,200 @@
+// Rounds of random layouts, groups of any sizes and degrees among them, against the groups' whole models in fp64.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+
+#include "fedshard/federation/round.h"
+#include "tests/unit/federation/federated_ranks.h"
+
+namespace fedshard::federation {
+namespace {
+
+using plan::Outer;
+using testing_support::tiny_model;
+using testing_support::tiny_value;
+using Values = std::vector<double>;  // of the whole model
+
+constexpr int kRounds = 3;
+
+struct Draw {
+  topology::Layout layout;
+  FederationOptions options;
+  std::vector<std::vector<std::int64_t>> tokens;  // by round and group
+  int bad_group = -1;                             // brings a NaN to the second round
+  bool tied = false;
+};
+
+Draw draw(unsigned seed) {
+  std::mt19937 random(seed);
+  const auto upto = [&](int most) { return 1 + static_cast<int>(random() % static_cast<unsigned>(most)); };
+  std::vector<int> sizes, shards, replicas;
+  int world = 0;
+  const int groups = upto(4);
+  for (int g = 0; g < groups; ++g) {
+    shards.push_back(upto(4));
+    replicas.push_back(shards.back() > 2 ? 1 : upto(2));
+    sizes.push_back(shards.back() * replicas.back());
+    world += sizes.back();
+  }
+  Draw d{
+      topology::Layout::make(world, {.groups = sizes, .shard_degree = shards, .replicate_degree = replicas}), {}, {}};
+  d.options.outer = plan::usual_options(static_cast<Outer>(random() % 6));
+  if (upto(3) == 1) d.options.outer.max_norm = 0.3;
+  if (upto(4) == 1) d.options.outer.lr = 0;
+  d.options.weights.by = static_cast<WeighBy>(random() % 3);
+  for (int g = 0; g < groups; ++g) d.options.weights.fixed.push_back(upto(5));
+  for (int round = 0; round < kRounds; ++round) {
+    d.tokens.emplace_back();
+    for (int g = 0; g < groups; ++g) d.tokens.back().push_back(upto(9) - 1);
+  }
+  if (groups > 1 && upto(3) == 1) d.bad_group = upto(groups) - 1;
+  d.tied = upto(2) == 1;
+  return d;
+}
+
+// How far group g walks from where it stands at a round's start.
+double walked(std::int64_t index, int group, int round) {
+  return 0.05 * std::sin(0.7 * static_cast<double>(index) + 2.0 * group + 5.0 * round);
+}
+
+// The weights that the round has, said again: shares of those that are sound; equal ones where no share is left.
+Values shares_of(const Draw& d, int round) {
+  Values shares, present;
+  double total = 0, count = 0;
+  for (int g = 0; g < d.layout.groups(); ++g) {
+    present.push_back(round == 2 && g == d.bad_group ? 0 : 1);
+    const auto at = static_cast<std::size_t>(g);
+    const double share = d.options.weights.by == WeighBy::tokens  ? static_cast<double>(d.tokens[round - 1][at])
+                         : d.options.weights.by == WeighBy::fixed ? d.options.weights.fixed[at]
+                                                                  : 1;
+    shares.push_back(share * present.back());
+    total += shares.back(), count += present.back();
+  }
+  for (std::size_t g = 0; g < shares.size(); ++g) shares[g] = total > 0 ? shares[g] / total : present[g] / count;
+  return shares;
+}
+
+// One model and the outer optimizer's state in fp64, as the papers write it (federation/outer.h).
+struct Reference {
+  Values x, m, v;
+
+  void round(const Draw& d, int number) {
+    const Values shares = shares_of(d, number);
+    const OuterOptions& o = d.options.outer;
+    Values gradient(x.size());
+    double square = 0;
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      double mean = 0;
+      for (int g = 0; g < d.layout.groups(); ++g) {
+        mean += shares[static_cast<std::size_t>(g)] * (x[i] + walked(static_cast<std::int64_t>(i), g, number));
+      }
+      gradient[i] = x[i] - mean;
+      square += gradient[i] * gradient[i];
+    }
+    const double factor = o.max_norm > 0 ? std::min(1.0, o.max_norm / std::sqrt(square)) : 1;
+    for (std::size_t i = 0; i < x.size(); ++i) step(o, factor * gradient[i], i);
+  }
+
+  void step(const OuterOptions& o, double g, std::size_t i) {
+    double direction = g;
+    if (o.outer == Outer::fedavgm || o.outer == Outer::nesterov) {
+      m[i] = o.momentum * m[i] + g;
+      direction = o.outer == Outer::nesterov ? g + o.momentum * m[i] : m[i];
+    } else if (o.outer != Outer::fedavg) {
+      const double before = v[i], sign = before > g * g ? 1 : before < g * g ? -1 : 0;
+      m[i] = o.beta1 * m[i] + (1 - o.beta1) * g;
+      v[i] = o.outer == Outer::fedadam   ? o.beta2 * before + (1 - o.beta2) * g * g
+             : o.outer == Outer::fedyogi ? before - (1 - o.beta2) * g * g * sign
+                                         : before + g * g;
+      direction = m[i] / (std::sqrt(v[i]) + o.tau);
+    }
+    x[i] -= o.lr * direction;
+  }
+};
+
+void expect_follows_reference(unsigned seed) {
+  const Draw d = draw(seed);
+  SCOPED_TRACE(testing::Message() << "seed " << seed << ": " << d.layout.describe() << ", outer "
+                                  << static_cast<int>(d.options.outer.outer) << ", bad group " << d.bad_group);
+  const nn::Model model = tiny_model({.tied = d.tied});
+  Reference reference;
+  for (std::int64_t i = 0; i < model.plan.numel(); ++i) reference.x.push_back(tiny_value(i));
+  reference.m.assign(reference.x.size(), 0);
+  reference.v.assign(reference.x.size(), d.options.outer.tau * d.options.outer.tau);
+  std::vector<Values> expected;
+  for (int round = 1; round <= kRounds; ++round) {
+    reference.round(d, round);
+    expected.push_back(reference.x);
+  }
+  std::mutex checks;
+  const Aftermath aftermath = on_federated_ranks(d.layout, [&](int rank, comm::Axes& axes,
+                                                               control::CoordinatorClient& client) {
+    const topology::Coordinates at = d.layout.at(rank);
+    shard::StateRegistry registry;
+    shard::Engine engine(model, d.layout.group(at.group).shards, at.shard, axes, {}, registry);
+    Federation federation(d.layout, rank, d.options, engine, axes, client, registry);
+    set_parameters(engine, tiny_value);
+    federation.set_anchor();
+    for (int round = 1; round <= kRounds; ++round) {
+      for (int u = 0; u < engine.map().units(); ++u) {
+        const std::int64_t first = model.plan.global_offset(u) + engine.map().range(u).begin;
+        const at::Tensor values = engine.parameters().real(u);
+        float* p = values.mutable_data_ptr<float>();
+        for (std::int64_t i = 0; i < values.numel(); ++i)
+          p[i] += static_cast<float>(walked(first + i, at.group, round));
+        if (round == 2 && at.group == d.bad_group && first == 0 && values.numel() > 0) p[0] = std::nanf("");
+      }
+      const RoundOutcome outcome = federation.run_round(
+          {.round = round,
+           .step = round,
+           .tokens = d.tokens[static_cast<std::size_t>(round - 1)][static_cast<std::size_t>(at.group)]});
+      const std::lock_guard lock(checks);
+      EXPECT_EQ(outcome.left_out, round == 2 && d.bad_group >= 0 ? std::vector<int>{d.bad_group} : std::vector<int>{});
+      for (int u = 0; u < engine.map().units(); ++u) {
+        const std::int64_t first = model.plan.global_offset(u) + engine.map().range(u).begin;
+        const at::Tensor values = engine.parameters().real(u);
+        const float* p = values.const_data_ptr<float>();
+        for (std::int64_t i = 0; i < values.numel(); ++i) {
+          ASSERT_NEAR(p[i], expected[static_cast<std::size_t>(round - 1)][static_cast<std::size_t>(first + i)], 1e-6)
+              << "round " << round << ", rank " << rank << ", element " << first + i;
+        }
+      }
+    }
+    EXPECT_EQ(registry.bytes(shard::Role::anchor) > 0, plan::needs_anchor(d.options.outer));
+  });
+  for (const std::string& error : aftermath.errors) EXPECT_EQ(error, "");
+  ASSERT_EQ(aftermath.rounds.size(), static_cast<std::size_t>(kRounds));  // digests agreed in each
+}
+
+TEST(RandomRounds, EqualTheModelsAveragedWhole) {
+  for (unsigned seed = 1; seed <= 100; ++seed) {
+    expect_follows_reference(seed);
+    if (testing::Test::HasFailure()) break;
+  }
+}
+
+TEST(RandomRounds, WhereNoGroupIsSoundTheRunEnds) {
+  const auto layout = topology::Layout::make(3, {.groups = std::vector<int>{1, 2}});
+  const nn::Model model = tiny_model({});
+  const Aftermath aftermath =
+      on_federated_ranks(layout, [&](int rank, comm::Axes& axes, control::CoordinatorClient& client) {
+        const topology::Coordinates at = layout.at(rank);
+        shard::StateRegistry registry;
+        shard::Engine engine(model, layout.group(at.group).shards, at.shard, axes, {}, registry);
+        Federation federation(layout, rank, {}, engine, axes, client, registry);
+        set_parameters(engine, [](std::int64_t index) { return index == 5 ? std::nanf("") : 1.0f; });
+        federation.run_round({.round = 1, .step = 1, .tokens = 1});
+      });
+  for (const std::string& error : aftermath.errors) {
+    EXPECT_NE(error.find("round 1: no group is left to be averaged: group 0: it brings numbers that are not finite; "
+                         "group 1: it brings"),
+              std::string::npos)
+        << error;
+  }
+  EXPECT_EQ(aftermath.status.first_error->status, 1);
+}
+
+}  // namespace
+}  // namespace fedshard::federation
