@@ -26,12 +26,14 @@ set(fedshard_public_headers
     model/activations.h model/dims.h
     plan/units.h plan/patterns.h plan/freeze.h plan/updates.h plan/llama_units.h
     plan/schedule.h plan/check_schedule.h plan/reductions.h plan/memory.h
+    plan/outer.h plan/compression.h
     comm/traffic.h comm/transport.h comm/communicator.h comm/axes.h comm/store.h comm/gloo.h comm/loopback.h
     control/place.h control/ports.h
     nn/unit_module.h nn/init.h nn/llama.h
     shard/arena.h shard/flat_buffer.h shard/unit.h shard/state.h shard/engine.h shard/digest.h
     optim/optimizer.h optim/lr_schedule.h
-    federation/exchange.h federation/weights.h)
+    federation/exchange.h federation/weights.h federation/guard.h federation/outer.h federation/outer_state.h
+    federation/compress.h federation/compressed_exchange.h)
 foreach(header ${fedshard_public_headers})
   get_filename_component(room "${header}" DIRECTORY)
   install(FILES "${PROJECT_SOURCE_DIR}/fedshard/${header}" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/fedshard/${room}"

@@ -1,5 +1,9 @@
 #include "fedshard/cost/formulas.h"
 
+#include <vector>
+
+#include "fedshard/topology/ranges.h"
+
 namespace fedshard::cost {
 
 int gathers_of(const plan::ModelPlan& plan, int unit, bool reshard_after_forward) {
@@ -42,11 +46,31 @@ Bytes step_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, co
   return bytes;
 }
 
+namespace {
+
+// Of all parts of the model, each once.
+std::int64_t encoded_model_bytes(const plan::ModelPlan& plan, const topology::Layout& layout,
+                                 const plan::Compression& compression) {
+  std::vector<std::int64_t> unit_numel;
+  for (const plan::UnitSpec& unit : plan.units) unit_numel.push_back(unit.frozen ? 0 : unit.numel());
+  std::int64_t bytes = 0;
+  for (int rank = 0; rank < layout.world(); ++rank) {
+    for (const topology::ExchangePart& part : topology::exchange_parts(layout, unit_numel, rank)) {
+      if (part.owner == layout.group_of(rank)) bytes += plan::encoded_bytes(compression, part.range.size());
+    }
+  }
+  return bytes;
+}
+
+}  // namespace
+
 Bytes round_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, const TrafficOptions& options) {
   Bytes bytes;
   if (layout.groups() == 1) return bytes;
   const std::int64_t model = plan.trained_numel() * options.bytes_aggregate;
-  bytes.aggregate_between = 2 * (layout.groups() - 1) * model;
+  const bool is_compressed = options.compression.kind != plan::Compression::Kind::none;
+  bytes.aggregate_between =
+      2 * (layout.groups() - 1) * (is_compressed ? encoded_model_bytes(plan, layout, options.compression) : model);
   for (const topology::GroupShape& group : layout.shapes()) bytes.aggregate_inside += (group.replicas - 1) * model;
   return bytes;
 }

@@ -5,6 +5,7 @@
 #pragma once
 #include <cstdint>
 
+#include "fedshard/plan/compression.h"
 #include "fedshard/plan/schedule.h"
 #include "fedshard/plan/updates.h"
 #include "fedshard/topology/layout.h"
@@ -13,10 +14,11 @@ namespace fedshard::cost {
 
 struct TrafficOptions {
   plan::ScheduleOptions schedule;
-  std::int64_t bytes_gather = 2;     // of an element, b_g: the compute dtype's
-  std::int64_t bytes_reduce = 4;     // b_r
-  std::int64_t bytes_aggregate = 4;  // b_a: the master parameters'
-  plan::UpdateOptions updates = {};  // Muon's gathers whole matrices
+  std::int64_t bytes_gather = 2;       // of an element, b_g: the compute dtype's
+  std::int64_t bytes_reduce = 4;       // b_r
+  std::int64_t bytes_aggregate = 4;    // b_a: the master parameters'
+  plan::UpdateOptions updates = {};    // Muon's gathers whole matrices
+  plan::Compression compression = {};  // of what goes between groups in a round
 };
 
 struct Bytes {
@@ -38,7 +40,8 @@ int gathers_of(const plan::ModelPlan& plan, int unit, bool reshard_after_forward
 Bytes step_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, const TrafficOptions& options);
 
 // The aggregation at the end of a round: 2 (G-1) N b_a between groups, however they are cut into shards, and
-// N b_a inside each; N without frozen units.
+// N b_a inside each; N without frozen units. Compressed, between groups 2 (G-1) times the encoded bytes of each
+// part that a group owns: there is no closed form, since blocks end with their part, so the parts are gone through.
 Bytes round_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, const TrafficOptions& options);
 
 // One forward pass of all ranks: S (F-1) ceil(N_u/F) b_g for each group and unit.

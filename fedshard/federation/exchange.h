@@ -24,6 +24,16 @@ namespace fedshard::federation {
 
 class Exchange {
  public:
+  // What this rank holds of the model and one group owns.
+  struct Part {
+    int unit = 0;
+    topology::Range range;
+    std::int64_t offset = 0;            // in the packed slice
+    std::map<int, std::int64_t> place;  // in elements, where it lies in the message to or from a peer, by peer
+    std::vector<int> peers;             // index on the federation axis, by group; of the own group: this rank
+    int owner = 0;
+  };
+
   // `map` and `axes` must outlive the exchange.
   Exchange(const topology::Layout& layout, int rank, const plan::ModelPlan& plan, const shard::ArenaMap& map,
            comm::Axes& axes);
@@ -48,16 +58,10 @@ class Exchange {
   double square_distance(const shard::Arena& parameters, const at::Tensor& slice) const;
 
   std::int64_t slice_numel() const { return slice_numel_; }
+  const std::vector<Part>& parts() const { return parts_; }  // the slice, in order
+  int group() const { return group_; }                       // this rank's
 
  private:
-  struct Part {
-    int unit = 0;
-    topology::Range range;
-    std::int64_t offset = 0;            // in the packed slice
-    std::map<int, std::int64_t> place;  // where it lies in the message to or from a peer, by peer
-    std::vector<int> peers;             // index on the federation axis, by group; of the own group: this rank
-    int owner = 0;
-  };
   std::vector<comm::Parcel> pack(const shard::Arena& parameters) const;
   // Sums the parts that this group owns into `mean`, from this rank's parameters and the other groups' parcels.
   void sum_owned(const shard::Arena& parameters, const std::vector<comm::Parcel>& theirs,

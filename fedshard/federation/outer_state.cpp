@@ -11,9 +11,10 @@
 
 namespace fedshard::federation {
 
-OuterState::OuterState(const OuterOptions& options, shard::ArenaMap slice, shard::StateRegistry& registry)
+OuterState::OuterState(const OuterOptions& options, bool asked_for_changes, shard::ArenaMap slice,
+                       shard::StateRegistry& registry)
     : options_((plan::check_options(options), options)), slice_(std::move(slice)) {
-  if (!plan::needs_anchor(options)) return;
+  if (!plan::needs_anchor(options) && !asked_for_changes) return;
   anchor_ = std::make_unique<shard::Arena>(slice_);
   registry.add("anchor", shard::Role::anchor, shard::Scope::shared, *anchor_);
   for (int m = 0; m < plan::outer_moments_of(options.outer); ++m) {
@@ -41,15 +42,33 @@ double OuterState::square_distance(const at::Tensor& values) const {
   return square;
 }
 
-at::Tensor OuterState::step(const at::Tensor& mean, double norm) {
-  if (!keeps_anchor()) return mean;
+at::Tensor OuterState::change_of(const at::Tensor& parameters) const {
+  base::require(has_anchor_, "the outer optimizer has no anchor yet");
+  const c10::NoGradGuard no_grad;
+  return anchor_->flat() - parameters.to(at::kFloat);
+}
+
+at::Tensor OuterState::changed_by(const at::Tensor& change) const {
+  base::require(has_anchor_, "the outer optimizer has no anchor yet");
+  const c10::NoGradGuard no_grad;
+  at::Tensor parameters = anchor_->flat().clone();
+  float* p = parameters.mutable_data_ptr<float>();
+  const float* d = change.const_data_ptr<float>();
+  for (std::int64_t i = 0; i < change.numel(); ++i) {
+    if (d[i] != 0) p[i] -= d[i];  // -0 - (-0) would be +0
+  }
+  return parameters;
+}
+
+at::Tensor OuterState::step(const at::Tensor& mean, double norm, at::ScalarType dtype) {
+  if (!keeps_anchor()) return mean.to(dtype);
   base::require(has_anchor_, "the outer optimizer has no anchor yet");
   const c10::NoGradGuard no_grad;
   std::vector<at::Tensor> moments;
   for (const auto& arena : moments_) moments.push_back(arena->flat());
   at::Tensor parameters = anchor_->flat();
   outer_step(options_, parameters, mean.to(at::kFloat), moments, clip_factor(options_, norm));
-  const at::Tensor rounded = parameters.to(mean.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+  const at::Tensor rounded = parameters.to(dtype, /*non_blocking=*/false, /*copy=*/true);
   parameters.copy_(rounded);
   return rounded;
 }

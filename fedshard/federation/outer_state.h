@@ -16,10 +16,11 @@ namespace fedshard::federation {
 
 class OuterState {
  public:
-  // slice: where the elements of this rank's slice lie, packed, on the CPU. Registers "anchor" and the moments
-  // ("outer_0", "outer_1"), as the options need them. `registry` must outlive it. Throws what plan::check_options
-  // throws.
-  OuterState(const OuterOptions& options, shard::ArenaMap slice, shard::StateRegistry& registry);
+  // slice: where the elements of this rank's slice lie, packed, on the CPU. Registers "anchor", where the options need
+  // one or changes from it are asked for, and the moments ("outer_0", "outer_1") that the options need. `registry` must
+  // outlive it. Throws what plan::check_options throws.
+  OuterState(const OuterOptions& options, bool asked_for_changes, shard::ArenaMap slice,
+             shard::StateRegistry& registry);
 
   bool keeps_anchor() const { return anchor_ != nullptr; }
 
@@ -30,9 +31,14 @@ class OuterState {
   // finite where an element of `values` is not.
   double square_distance(const at::Tensor& values) const;
 
-  // The new parameters, of mean's dtype, from the groups' mean (a packed slice), which also become the anchor. `norm`:
-  // of the whole model's pseudo-gradient, the same on all ranks of the world; read where the options clip.
-  at::Tensor step(const at::Tensor& mean, double norm);
+  // anchor - parameters, and back: the parameters that a change leads to. A change of zero leads to the anchor, to the
+  // bit. All are packed slices, in fp32.
+  at::Tensor change_of(const at::Tensor& parameters) const;
+  at::Tensor changed_by(const at::Tensor& change) const;
+
+  // The new parameters, in `dtype`, from the groups' mean (a packed slice), which also become the anchor. `norm`: of
+  // the whole model's pseudo-gradient, the same on all ranks of the world; read where the options clip.
+  at::Tensor step(const at::Tensor& mean, double norm, at::ScalarType dtype);
 
  private:
   OuterOptions options_;

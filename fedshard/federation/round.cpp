@@ -39,7 +39,12 @@ Federation::Federation(const topology::Layout& layout, int rank, const Federatio
       axes_(axes),
       coordinator_(coordinator),
       exchange_(layout, rank, engine.plan(), engine.map(), axes),
-      outer_(options.outer, exchange_.slice_map(engine.map()), registry) {}
+      outer_(options.outer, options.compression.kind != plan::Compression::Kind::none,
+             exchange_.slice_map(engine.map()), registry) {
+  if (options.compression.kind != plan::Compression::Kind::none) {
+    compressed_.emplace(options.compression, exchange_, exchange_.slice_map(engine.map()), axes, registry);
+  }
+}
 
 void Federation::set_anchor() {
   if (outer_.keeps_anchor()) outer_.set_anchor(exchange_.slice_of(engine_.parameters()));
@@ -58,14 +63,16 @@ RoundOutcome Federation::run_round(const RoundInput& input) {
   }
   outcome.weights = weights_of(options_.weights, plan.tokens, left_out);
 
-  const at::Tensor mean = exchange_.mean_of(engine_.parameters(), outcome.weights, comm::Purpose::aggregate);
+  const at::Tensor mean = mean_of(outcome.weights);
   const double drift_square = exchange_.square_distance(engine_.parameters(), mean);
   const double norm = pseudo_gradient_norm(mean);
 
   const control::Commit commit = coordinator_.ready(input.round, plan.epoch);
   base::require(commit.participants == plan.participants, "round {} was committed with other participants than planned",
                 input.round);
-  exchange_.spread(outer_.step(mean, norm), engine_.parameters(), comm::Purpose::aggregate);
+  if (compressed_) compressed_->commit();
+  exchange_.spread(outer_.step(mean, norm, engine_.parameters().dtype()), engine_.parameters(),
+                   comm::Purpose::aggregate);
   outcome.seconds = clock_.now() - begin;
 
   // Nothing is hidden behind computation: all seconds are exposed.
@@ -73,6 +80,13 @@ RoundOutcome Federation::run_round(const RoundInput& input) {
                                         outcome.seconds, outcome.seconds, drift_square};
   outcome.digest = coordinator_.digest(input.round, digest_of_group(), measures).digest;
   return outcome;
+}
+
+// This rank's slice of it. Nothing is changed yet.
+at::Tensor Federation::mean_of(std::span<const double> weights) {
+  if (!compressed_) return exchange_.mean_of(engine_.parameters(), weights, comm::Purpose::aggregate);
+  const at::Tensor change = outer_.change_of(exchange_.slice_of(engine_.parameters()));
+  return outer_.changed_by(compressed_->mean_of(change, weights, comm::Purpose::aggregate));
 }
 
 // Of what each group brings: its parameters, or with an outer optimizer their distance from the anchor.

@@ -6,9 +6,13 @@
 // commit nothing is changed, so a round happens for everyone with the same participants, or not at all.
 #pragma once
 #include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
 
 #include "fedshard/base/clock.h"
 #include "fedshard/control/client.h"
+#include "fedshard/federation/compressed_exchange.h"
 #include "fedshard/federation/exchange.h"
 #include "fedshard/federation/guard.h"
 #include "fedshard/federation/outer_state.h"
@@ -20,7 +24,8 @@ namespace fedshard::federation {
 struct FederationOptions {
   WeightPolicy weights;
   OuterOptions outer;
-  double guard = 10;  // faults_of's limit (guard.h)
+  plan::Compression compression;  // of what groups have changed; none: their parameters are averaged as they are
+  double guard = 10;              // faults_of's limit (guard.h)
 };
 
 struct RoundInput {
@@ -61,6 +66,7 @@ class Federation {
  private:
   std::vector<Contribution> contributions();
   std::vector<bool> judge(std::int64_t round);
+  at::Tensor mean_of(std::span<const double> weights);
   double pseudo_gradient_norm(const at::Tensor& mean);
   std::uint64_t digest_of_group();
 
@@ -71,6 +77,7 @@ class Federation {
   control::CoordinatorClient& coordinator_;
   Exchange exchange_;
   OuterState outer_;
+  std::optional<CompressedExchange> compressed_;
   base::SteadyClock clock_;
 };
 

@@ -176,20 +176,45 @@ class StepWalk {
   Moment peak_;
 };
 
-// Of one rank.
-std::int64_t exchange_numel_of(const std::vector<std::int64_t>& unit_numel, const topology::Layout& layout, int rank) {
+// What a rank has to do with in a round.
+struct RoundParts {
+  std::int64_t slice = 0, shard = 0;            // elements, without padding
+  std::int64_t owned = 0, largest = 0;          // elements of parts that its group owns, and of the largest part
+  std::int64_t encoded = 0, encoded_owned = 0;  // bytes of parts that others own, that its group owns
+};
+
+RoundParts parts_of(const ModelPlan& plan, const topology::Layout& layout, int rank, const Compression& compression) {
+  std::vector<std::int64_t> unit_numel;
+  for (const UnitSpec& unit : plan.units) unit_numel.push_back(unit.frozen ? 0 : unit.numel());
   const topology::Coordinates at = layout.at(rank);
-  const topology::GroupShape& group = layout.group(at.group);
-  std::int64_t slice = 0, owned = 0;
+  RoundParts parts;
   for (const topology::ExchangePart& part : topology::exchange_parts(layout, unit_numel, rank)) {
-    slice += part.range.size();
-    if (part.owner == at.group) owned += part.range.size();
+    const std::int64_t size = part.range.size(), bytes = encoded_bytes(compression, size);
+    parts.slice += size;
+    parts.largest = std::max(parts.largest, size);
+    if (part.owner == at.group) parts.owned += size;
+    (part.owner == at.group ? parts.encoded_owned : parts.encoded) += bytes;
   }
-  std::int64_t shard = 0;
-  for (const std::int64_t numel : unit_numel) shard += topology::shard_range(numel, group.shards, at.shard).size();
-  // There and back: what others own of mine, and what I own of each other's. The result stays until it is spread.
-  const std::int64_t messages = 2 * (slice - owned + (layout.groups() - 1) * owned);
-  return slice + std::max(messages, group.replicas > 1 ? shard : 0);
+  const int shards = layout.group(at.group).shards;
+  for (const std::int64_t numel : unit_numel) parts.shard += topology::shard_range(numel, shards, at.shard).size();
+  return parts;
+}
+
+// The largest of what `of` makes of the parts of a rank of the group.
+template <class Of>
+std::int64_t most_of(const ModelPlan& plan, const topology::Layout& layout, int group, const Compression& compression,
+                     const Of& of) {
+  const topology::GroupShape& shape = layout.group(group);
+  // In equal groups the last replica of shard 0 in the last group has the largest parts: topology::part_of rounds in
+  // favour of the last one, and later shards have padding.
+  if (layout.equal_groups()) {
+    return of(parts_of(plan, layout, layout.rank_of(layout.groups() - 1, shape.replicas - 1, 0), compression));
+  }
+  std::int64_t most = 0;
+  for (int rank = shape.first_rank; rank < shape.first_rank + shape.ranks; ++rank) {
+    most = std::max(most, of(parts_of(plan, layout, rank, compression)));
+  }
+  return most;
 }
 
 constexpr struct {
@@ -233,29 +258,32 @@ std::int64_t MemoryTable::host_total() const {
 }
 
 std::int64_t exchange_numel(const ModelPlan& plan, const topology::Layout& layout, int group) {
-  std::vector<std::int64_t> unit_numel;
-  for (const UnitSpec& unit : plan.units) unit_numel.push_back(unit.frozen ? 0 : unit.numel());
-  const topology::GroupShape& shape = layout.group(group);
-  // In equal groups the last replica of shard 0 in the last group has the largest parts: topology::part_of rounds in
-  // favour of the last one, and later shards have padding.
-  if (layout.equal_groups()) {
-    return exchange_numel_of(unit_numel, layout, layout.rank_of(layout.groups() - 1, shape.replicas - 1, 0));
-  }
-  std::int64_t most = 0;
-  for (int rank = shape.first_rank; rank < shape.first_rank + shape.ranks; ++rank) {
-    most = std::max(most, exchange_numel_of(unit_numel, layout, rank));
-  }
-  return most;
+  const bool replicates = layout.group(group).replicas > 1;
+  return most_of(plan, layout, group, {}, [&](const RoundParts& parts) {
+    // There and back: what others own of mine, and what I own of each other's. The result stays until it is spread.
+    const std::int64_t messages = 2 * (parts.slice - parts.owned + (layout.groups() - 1) * parts.owned);
+    return parts.slice + std::max(messages, replicates ? parts.shard : 0);
+  });
 }
 
-std::int64_t outer_numel(const ModelPlan& plan, const topology::GroupShape& group, const OuterOptions& outer) {
-  if (!needs_anchor(outer)) return 0;
-  // The last replica's slice is the largest, and shard 0 has no padding in it that another lacks.
-  std::int64_t slice = 0;
-  for (const UnitSpec& unit : plan.units) {
-    if (!unit.frozen) slice += topology::slice_range(unit.numel(), group, group.replicas - 1, 0).size();
-  }
-  return slice * (1 + outer_moments_of(outer.outer));
+std::int64_t outer_numel(const ModelPlan& plan, const topology::Layout& layout, int group, const OuterOptions& outer,
+                         const Compression& compression) {
+  const bool is_compressed = compression.kind != Compression::Kind::none;
+  if (!needs_anchor(outer) && !is_compressed) return 0;
+  return most_of(plan, layout, group, {}, [&](const RoundParts& parts) {
+    return parts.slice * (1 + outer_moments_of(outer.outer)) + (is_compressed ? parts.slice + parts.owned : 0);
+  });
+}
+
+std::int64_t compressed_exchange_bytes(const ModelPlan& plan, const topology::Layout& layout, int group,
+                                       const Compression& compression) {
+  const bool replicates = layout.group(group).replicas > 1;
+  return most_of(plan, layout, group, compression, [&](const RoundParts& parts) {
+    const std::int64_t messages = 2 * (parts.encoded + (layout.groups() - 1) * parts.encoded_owned);
+    const std::int64_t own = parts.encoded_owned + encoded_bytes(compression, parts.largest);
+    const std::int64_t in_fp32 = 4 * parts.slice + parts.owned + 3 * parts.largest;  // sums are in fp64
+    return messages + own + (in_fp32 + (replicates ? parts.shard : 0)) * kFp32;
+  });
 }
 
 MemoryTable predict_memory(const ModelPlan& plan, const MemoryOptions& options) {
@@ -285,7 +313,7 @@ MemoryTable predict_memory(const ModelPlan& plan, const MemoryOptions& options) 
               {MemoryPurpose::communication, peak.communication},
               {MemoryPurpose::update, update_workspace_bytes(plan, rules, options.shards)},
               {MemoryPurpose::staging, staged * staging_bytes(plan, options.shards), options.offload},
-              {MemoryPurpose::exchange, options.exchange_numel * options.master_bytes, options.gpu},
+              {MemoryPurpose::exchange, options.exchange_bytes, options.gpu},
               {MemoryPurpose::outer, options.outer_numel * kFp32, options.gpu},
               {MemoryPurpose::mean, options.federation ? arena : 0},
           },

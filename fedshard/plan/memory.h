@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "fedshard/model/activations.h"
+#include "fedshard/plan/compression.h"
 #include "fedshard/plan/outer.h"
 #include "fedshard/plan/schedule.h"
 #include "fedshard/plan/updates.h"
@@ -35,7 +36,7 @@ const char* name_of(MemoryPurpose purpose);  // "gradient_buffers", the key in m
 struct MemoryOptions {
   int shards = 1, replicas = 1;     // of the rank's group
   bool federation = false;          // whether there are rounds
-  std::int64_t exchange_numel = 0;  // of a round; from the function of that name
+  std::int64_t exchange_bytes = 0;  // of a round; from the functions below
   std::int64_t outer_numel = 0;     // of the anchor and outer moments; likewise
   int master_bytes = 4;             // an element of the parameters that are kept
   int compute_bytes = 4;            // an element of gathered parameters
@@ -70,8 +71,15 @@ struct MemoryTable {
 // of the group that needs most.
 std::int64_t exchange_numel(const ModelPlan& plan, const topology::Layout& layout, int group);
 
-// The elements of what the outer optimizer keeps, likewise.
-std::int64_t outer_numel(const ModelPlan& plan, const topology::GroupShape& group, const OuterOptions& outer);
+// The elements of what the outer optimizer keeps, likewise: anchor, moments, and with compression the residuals of both
+// directions.
+std::int64_t outer_numel(const ModelPlan& plan, const topology::Layout& layout, int group, const OuterOptions& outer,
+                         const Compression& compression);
+
+// The bytes that a round's exchange takes at once where it is compressed, likewise; an upper bound: the parts' encoded
+// bytes both ways, and in fp32 the slice's change, its mean, the parameters it leads to and the next residuals.
+std::int64_t compressed_exchange_bytes(const ModelPlan& plan, const topology::Layout& layout, int group,
+                                       const Compression& compression);
 
 // Bytes of the rank that needs most. `gathered` to `communication` are those of the moment of a step when their sum is
 // largest, from the second step on; buffers that are kept for reuse count where they were used last. Takes milliseconds

@@ -7,7 +7,7 @@
 namespace fedshard::shard {
 
 const char* name_of(Role role) {
-  constexpr const char* kNames[] = {"parameters", "gradients", "moments", "anchor", "outer_moments"};
+  constexpr const char* kNames[] = {"parameters", "gradients", "moments", "anchor", "outer_moments", "residuals"};
   return kNames[static_cast<int>(role)];
 }
 

@@ -9,11 +9,12 @@
 
 namespace fedshard::shard {
 
-enum class Role { parameters, gradients, moments, anchor, outer_moments };
+enum class Role { parameters, gradients, moments, anchor, outer_moments, residuals };
 const char* name_of(Role role);
 
-// Who else holds the same values: all groups after a round, or only the replicas of one group.
-enum class Scope { shared, group };
+// Who else holds the same values: all groups after a round, only the replicas of one group, or nobody. What is a
+// slice's lies on one replica alone, whatever its scope.
+enum class Scope { shared, group, rank };
 
 struct State {
   std::string name;  // "parameters", "exp_avg"

@@ -136,6 +136,15 @@ void fill_in_outer(FederationConfig& federation) {
   fill(federation.outer_tau, usual.tau, adaptive);
 }
 
+// The same for compression.
+void fill_in_compression(FederationConfig& federation) {
+  using Kind = plan::Compression::Kind;
+  const plan::Compression usual = plan::usual_compression(federation.compress);
+  const bool has_blocks = federation.compress != Kind::none && federation.compress != Kind::bf16;
+  if (has_blocks && !federation.block) federation.block = usual.block;
+  if (federation.compress == Kind::topk && !federation.top_k) federation.top_k = usual.top_k;
+}
+
 // A config while it is read, and where each key was given.
 class Reader {
  public:
@@ -190,6 +199,7 @@ class Reader {
     }
     fill_in_momentum(config_.optimizer);
     fill_in_outer(config_.federation);
+    fill_in_compression(config_.federation);
     return config_;
   }
 

@@ -12,6 +12,7 @@
 
 #include "fedshard/model/activations.h"
 #include "fedshard/model/dims.h"
+#include "fedshard/plan/compression.h"
 #include "fedshard/plan/outer.h"
 #include "fedshard/plan/updates.h"
 #include "fedshard/topology/layout.h"
@@ -119,7 +120,10 @@ struct FederationConfig {
   std::optional<double> outer_beta2;     // fedadam, fedyogi; likewise
   std::optional<double> outer_tau;       // fedadam, fedyogi, fedadagrad; likewise
   double outer_max_norm = 0;             // 0: no clipping
-  double guard = 10;                     // 0: only what is not finite is left out
+  plan::Compression::Kind compress = plan::Compression::Kind::none;
+  std::optional<std::int64_t> block;  // int8, int4, topk; load_config fills in what is usual
+  std::optional<std::int64_t> top_k;  // topk; likewise
+  double guard = 10;                  // 0: only what is not finite is left out
   InnerState inner_state = InnerState::keep;
   bool operator==(const FederationConfig&) const = default;
 };
@@ -176,6 +180,9 @@ plan::UpdateOptions update_options(const OptimizerConfig& config);
 
 // What becomes of the groups' mean. `config` must come from load_config.
 plan::OuterOptions outer_options(const FederationConfig& config);
+
+// How what groups have changed travels; likewise.
+plan::Compression compression_of(const FederationConfig& config);
 
 // Checks what needs no data: that nothing required is missing, that values fit together, that the model exists and
 // `world` ranks can be laid out. Returns that layout. Throws UsageError naming the keys or numbers.

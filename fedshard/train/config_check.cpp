@@ -102,6 +102,10 @@ void check_schedule(const Config& config) {
 }
 
 void check_federation(const FederationConfig& config, const topology::Layout& layout) {
+  if (config.top_k.value_or(0) > config.block.value_or(0)) {
+    fail<UsageError>("[federation] top_k ({}) must not be more than block ({})", *config.top_k,
+                     config.block.value_or(0));
+  }
   const auto* weights = std::get_if<std::vector<double>>(&config.weights);
   if (weights == nullptr) return;
   if (static_cast<int>(weights->size()) != layout.groups()) {
@@ -176,6 +180,13 @@ plan::OuterOptions outer_options(const FederationConfig& config) {
   override_with(options.tau, config.outer_tau);
   options.max_norm = config.outer_max_norm;
   return options;
+}
+
+plan::Compression compression_of(const FederationConfig& config) {
+  plan::Compression compression = plan::usual_compression(config.compress);
+  override_with(compression.block, config.block);
+  override_with(compression.top_k, config.top_k);
+  return compression;
 }
 
 std::vector<std::string> warnings_of(const Config& config) {

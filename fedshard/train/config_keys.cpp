@@ -92,6 +92,11 @@ std::string preset_doc() {
 bool is_not_sgd(const Config& c) { return c.optimizer.name != OptimizerName::sgd; }
 bool is_not_adamw(const Config& c) { return c.optimizer.name != OptimizerName::adamw; }
 bool decays(const Config& c) { return c.lr_scheduler.decay != Decay::none; }
+bool sends_top_k(const Config& c) { return c.federation.compress == plan::Compression::Kind::topk; }
+bool has_blocks(const Config& c) {
+  using Kind = plan::Compression::Kind;
+  return c.federation.compress != Kind::none && c.federation.compress != Kind::bf16;
+}
 bool is_adaptive(const Config& c) { return plan::outer_moments_of(c.federation.outer) == 2; }
 bool has_outer_momentum(const Config& c) { return plan::outer_moments_of(c.federation.outer) == 1; }
 bool has_outer_beta2(const Config& c) { return is_adaptive(c) && c.federation.outer != plan::Outer::fedadagrad; }
@@ -271,6 +276,17 @@ void add_federation_and_comm(std::vector<Key>& keys) {
       .only_when("outer = \"fedadam\", \"fedyogi\" or \"fedadagrad\"", is_adaptive)
       .key("outer_max_norm", &F::outer_max_norm, at_least(0),
            "A pseudo-gradient of a larger norm (over the whole model) is scaled down to it; 0 turns clipping off.")
+      .key("compress", &F::compress, any,
+           "What groups have changed since the last round travels as fp32 (`none`), `bf16`, blocks of `int8` or `int4` "
+           "with a scale each, or the largest of each block in 2 bits and an index (`topk`), in both directions; what "
+           "an "
+           "encoding loses is added to the next one. All but `none` keep an anchor and residuals.")
+      .key("block", &F::block, between(1, 1 << 24), "Elements of a block.")
+      .by_default("256 (int8, int4), 4096 (topk)")
+      .only_when("compress = \"int8\", \"int4\" or \"topk\"", has_blocks)
+      .key("top_k", &F::top_k, between(1, 1 << 24), "Elements of a block that are sent.")
+      .by_default("64")
+      .only_when("compress = \"topk\"", sends_top_k)
       .key("guard", &F::guard, at_least(0),
            "A group is left out of an average, and receives it, if it brings numbers that are not finite, if its "
            "replicas differ, or if the norm of what it brings (its parameters; with an outer optimizer their distance "

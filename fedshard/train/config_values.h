@@ -75,6 +75,12 @@ struct Choices<plan::Outer> {
                                                                            {"fedadagrad", plan::Outer::fedadagrad}}};
 };
 template <>
+struct Choices<plan::Compression::Kind> {
+  using Kind = plan::Compression::Kind;
+  static constexpr std::array<std::pair<const char*, Kind>, 5> all{
+      {{"none", Kind::none}, {"bf16", Kind::bf16}, {"int8", Kind::int8}, {"int4", Kind::int4}, {"topk", Kind::topk}}};
+};
+template <>
 struct Choices<BackendChoice> {
   static constexpr std::array<std::pair<const char*, BackendChoice>, 3> all{
       {{"auto", BackendChoice::automatic}, {"gloo", BackendChoice::gloo}, {"nccl", BackendChoice::nccl}}};

@@ -32,6 +32,15 @@ std::string as_comment(const std::string& text) {
   return out;
 }
 
+std::int64_t exchange_bytes(const Config& config, const plan::ModelPlan& plan, const topology::Layout& layout,
+                            int group) {
+  const plan::Compression compression = compression_of(config.federation);
+  if (compression.kind == plan::Compression::Kind::none) {
+    return plan::exchange_numel(plan, layout, group) * bytes_of(engine_options(config).dtypes.master);
+  }
+  return plan::compressed_exchange_bytes(plan, layout, group, compression);
+}
+
 }  // namespace
 
 plan::MemoryTable forecast_memory(const Config& config, const topology::Layout& layout) {
@@ -54,8 +63,10 @@ plan::MemoryTable forecast_memory(const Config& config, const topology::Layout& 
     const topology::GroupShape& shape = layout.group(group);
     options.shards = shape.shards;
     options.replicas = shape.replicas;
-    options.exchange_numel = options.federation ? plan::exchange_numel(plan, layout, group) : 0;
-    options.outer_numel = options.federation ? plan::outer_numel(plan, shape, outer_options(config.federation)) : 0;
+    options.exchange_bytes = options.federation ? exchange_bytes(config, plan, layout, group) : 0;
+    options.outer_numel = options.federation ? plan::outer_numel(plan, layout, group, outer_options(config.federation),
+                                                                 compression_of(config.federation))
+                                             : 0;
     plan::MemoryTable table = plan::predict_memory(plan, options);
     if (!largest || table.total() > largest->total()) largest = std::move(table);
     if (layout.equal_groups()) break;
@@ -66,8 +77,12 @@ plan::MemoryTable forecast_memory(const Config& config, const topology::Layout& 
 std::string forecast_traffic(const Config& config, const topology::Layout& layout) {
   const plan::ModelPlan plan = plan_of(config, dims_of(config.model));
   const shard::EngineOptions engine = engine_options(config);
-  const cost::TrafficOptions options{engine.schedule, bytes_of(engine.dtypes.compute), bytes_of(engine.dtypes.reduce),
-                                     bytes_of(engine.dtypes.master), update_options(config.optimizer)};
+  const cost::TrafficOptions options{engine.schedule,
+                                     bytes_of(engine.dtypes.compute),
+                                     bytes_of(engine.dtypes.reduce),
+                                     bytes_of(engine.dtypes.master),
+                                     update_options(config.optimizer),
+                                     compression_of(config.federation)};
   const cost::Bytes step = cost::step_bytes(plan, layout, options);
   const cost::Bytes round = cost::round_bytes(plan, layout, options);
   const std::int64_t rounds = layout.groups() > 1 ? config.training.steps / config.federation.every : 0;

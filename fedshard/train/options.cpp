@@ -87,6 +87,7 @@ federation::FederationOptions federation_options(const Config& config) {
     options.weights.by = federation::WeighBy::group;
   }
   options.outer = outer_options(config.federation);
+  options.compression = compression_of(config.federation);
   options.guard = config.federation.guard;
   return options;
 }

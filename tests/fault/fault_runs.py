@@ -121,6 +121,11 @@ def wait_until(condition, seconds, what):
         time.sleep(0.05)
 
 
+def heed_signals():
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
 class Run:
     """One `fedshard` command and all its processes; the run folder is `folder`/run. As a context manager it leaves no
     process behind."""
@@ -134,9 +139,9 @@ class Run:
             for setting in (f"metrics.folder={self.folder}", *settings):
                 command += ["--set", setting]
         with open(self._error_file, "wb") as error:
-            # A shell makes its background jobs ignore SIGINT, and they pass that on: the tests may be one.
+            # A shell makes its background jobs ignore SIGINT, nohup its command SIGHUP, and they pass that on.
             self.process = subprocess.Popen([str(part) for part in command], stdin=subprocess.DEVNULL,
-                                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+                                            preexec_fn=heed_signals,
                                             stdout=subprocess.DEVNULL, stderr=error, start_new_session=True, cwd=folder,
                                             env={**(environment() if env is None else env), MARK: self.mark})
 

@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from multi_harness import BINARY, run_process
 
 
@@ -31,9 +33,13 @@ def test_a_large_model_on_512_ranks(program):
     assert dry_run(program, again, 512).stdout == done.stdout
 
 
-def test_what_is_predicted_is_what_is_sent(program):
+@pytest.mark.parametrize("further", [(), ("training.master_dtype=bf16",), ("parallelism.groups=[1,3]",),
+                                     ("federation.compress=int4", "parallelism.groups=[1,3]"),
+                                     ("federation.compress=topk", "federation.block=64", "federation.top_k=3")],
+                         ids=["equal groups", "bf16 masters", "unequal groups", "int4", "topk"])
+def test_what_is_predicted_is_what_is_sent(further, program):
     """The table's bytes of all steps are those that a run counts (its counters are exact; the table is rounded)."""
-    overrides = ["training.steps=4", "lr_scheduler.warmup_steps=0", "parallelism.groups=2", "federation.every=2"]
+    overrides = ["training.steps=4", "lr_scheduler.warmup_steps=0", "parallelism.groups=2", "federation.every=2", *further]
     path, _ = program.config()
     said = re.search(r"# 4 steps +([\d.]+) (\w+) in groups .*?, ([\d.]+) (\w+) between groups",
                      dry_run(program, path, 4, *overrides).stdout)

@@ -102,6 +102,26 @@ def test_outer_optimizers_train(outer, program):
     assert losses[-1] < losses[0] and run.start["memory"]["outer"] > 0
 
 
+@pytest.fixture(scope="module")
+def uncompressed(module_program):
+    return module_program.train(4, training={"local_batch_size": 3}, parallelism={"groups": [1, 3]},
+                                federation={"every": 4})
+
+
+@pytest.mark.parametrize("compress", ["bf16", "int8", "int4", "topk"])
+def test_compressed_changes_train_like_whole_ones(compress, program, uncompressed):
+    """With blocks small enough for this small model. 1 % for all that send every element; topk sends a half of them
+    and over so few rounds still holds back some."""
+    settings = {"int8": {"block": 64}, "int4": {"block": 32}, "topk": {"block": 64, "top_k": 32}}.get(compress, {})
+    run = program.train(4, training={"local_batch_size": 3}, parallelism={"groups": [1, 3]},
+                        federation={"every": 4, "compress": compress, **settings})
+    assert run.final_eval()["perplexity"] == pytest.approx(uncompressed.final_eval()["perplexity"],
+                                                           rel=0.01 if compress != "topk" else 0.1)
+    assert run.numbers_as_text() != uncompressed.numbers_as_text()
+    assert run.traffic()["aggregate"] < 0.55 * uncompressed.traffic()["aggregate"]
+    assert run.records[-1]["peak_tensor_bytes"] <= sum(run.start["memory"].values())
+
+
 def test_a_groups_weight_may_be_nothing(program):
     """It trains, and at each round takes what the others have made of the model."""
     run = program.train(2, training={"local_batch_size": 6}, parallelism={"groups": 2},

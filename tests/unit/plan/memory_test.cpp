@@ -83,7 +83,7 @@ TEST(Memory, ARoundByHand) {
   // messages each way, and the result.
   const std::int64_t numel = exchange_numel(plan, Layout::make(4, {.groups = 2}), 0);
   EXPECT_EQ(numel, 21 + 2 * (10 + 11));
-  const MemoryTable two = predict_memory(plan, {.shards = 2, .federation = true, .exchange_numel = numel});
+  const MemoryTable two = predict_memory(plan, {.shards = 2, .federation = true, .exchange_bytes = numel * 4});
   EXPECT_EQ(two.bytes(MemoryPurpose::exchange), numel * 4);
   EXPECT_EQ(two.bytes(MemoryPurpose::mean), two.bytes(MemoryPurpose::parameters));
   // A group alone exchanges nothing; its result is as large as the slice.
@@ -118,22 +118,29 @@ TEST(Memory, Llama70bOn512Ranks) {
 
 TEST(Memory, TheOuterOptimizersStateIsOfTheSlice) {
   const ModelPlan plan = plan_of({24, 10, 101, 30});
-  const topology::GroupShape group{0, 6, 3, 2};
+  const auto layout = Layout::make(12, {.groups = 2, .shard_degree = 3, .replicate_degree = 2});
+  const auto numel = [&](const OuterOptions& outer, Compression::Kind kind = Compression::Kind::none) {
+    return outer_numel(plan, layout, 0, outer, usual_compression(kind));
+  };
+  OuterOptions slow;
+  slow.lr = 0.5;
   // Slices of the last replica of shard 0: of 8, 4, 34 and 10 elements the second half.
-  EXPECT_EQ(outer_numel(plan, group, usual_options(Outer::fedavg)), 0);
-  EXPECT_EQ(outer_numel(plan, group, {.outer = Outer::fedavg, .lr = 0.5}), 4 + 2 + 17 + 5);
-  EXPECT_EQ(outer_numel(plan, group, usual_options(Outer::nesterov)), 2 * (4 + 2 + 17 + 5));
-  EXPECT_EQ(outer_numel(plan, group, usual_options(Outer::fedadam)), 3 * (4 + 2 + 17 + 5));
+  EXPECT_EQ(numel(usual_options(Outer::fedavg)), 0);
+  EXPECT_EQ(numel(slow), 4 + 2 + 17 + 5);
+  EXPECT_EQ(numel(usual_options(Outer::nesterov)), 2 * (4 + 2 + 17 + 5));
+  EXPECT_EQ(numel(usual_options(Outer::fedadam)), 3 * (4 + 2 + 17 + 5));
+  // Anchor and residual of the slice, and of the parts that the last group owns of it.
+  EXPECT_EQ(numel(usual_options(Outer::fedavg), Compression::Kind::int8), 2 * (4 + 2 + 17 + 5) + (2 + 1 + 9 + 3));
   EXPECT_EQ(predict_memory(plan, {.federation = true, .outer_numel = 28}).bytes(MemoryPurpose::outer), 112);
 }
 
 TEST(Memory, Bf16MastersTakeHalfAndStageOneShardInFp32) {
   const ModelPlan plan = plan_of({24, 10, 101, 30});
-  MemoryOptions options{.shards = 3, .replicas = 2, .federation = true, .exchange_numel = 77};
+  MemoryOptions options{.shards = 3, .replicas = 2, .federation = true, .exchange_bytes = 77};
   const MemoryTable fp32 = predict_memory(plan, options);
   options.master_bytes = 2;
   const MemoryTable bf16 = predict_memory(plan, options);
-  for (const MemoryPurpose half : {MemoryPurpose::parameters, MemoryPurpose::mean, MemoryPurpose::exchange}) {
+  for (const MemoryPurpose half : {MemoryPurpose::parameters, MemoryPurpose::mean}) {
     EXPECT_EQ(2 * bf16.bytes(half), fp32.bytes(half)) << name_of(half);
   }
   for (const MemoryPurpose same : {MemoryPurpose::gradients, MemoryPurpose::moments, MemoryPurpose::gathered}) {

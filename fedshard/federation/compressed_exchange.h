@@ -1,0 +1,62 @@
+// The owner exchange of what groups have changed, compressed in both directions with error feedback.
+//
+// Every group sends the owner of a part its change, encoded; the owner decodes them, sums them in group order in fp64,
+// encodes the sum and returns it. So nothing is rounded again from hop to hop, and all groups decode the same bytes.
+// What an encoding loses stays with whoever encoded (each rank for its slice, the owner for the sums) and is added to
+// what it encodes next.
+//
+// A surprise: a group's own part is encoded and decoded too, although it does not travel. Otherwise what the groups
+// agree on would depend on who owns what.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "fedshard/federation/exchange.h"
+#include "fedshard/plan/compression.h"
+#include "fedshard/shard/state.h"
+
+namespace fedshard::federation {
+
+class CompressedExchange {
+ public:
+  // slice: where this rank's slice lies, packed (Exchange::slice_map). Registers the residuals "residual_sent" (of this
+  // rank's slice) and "residual_returned" (of the parts that its group owns). `exchange`, `axes` and `registry` must
+  // outlive it. Throws what plan::check_compression throws.
+  CompressedExchange(const plan::Compression& compression, const Exchange& exchange, const shard::ArenaMap& slice,
+                     comm::Axes& axes, shard::StateRegistry& registry);
+
+  // change: this rank's slice of (anchor - parameters), packed, [n] fp32 on the CPU. Returns the groups' weighted mean
+  // of it as all groups decode it, packed likewise. What a group of weight 0 sends has no part in it, and takes nothing
+  // from its residual. Collective over the federation axis. Residuals change at commit() alone.
+  at::Tensor mean_of(const at::Tensor& change, std::span<const double> weights, comm::Purpose purpose);
+
+  // The mean has been applied: what its encodings lost is remembered, in place of what they made up for.
+  void commit();
+
+ private:
+  std::vector<comm::Parcel> parcels(bool to_owner) const;
+  std::span<std::uint8_t> bytes_of(const std::vector<comm::Parcel>& parcels, std::size_t part, int peer) const;
+  std::vector<std::uint8_t> encode_mine(const at::Tensor& change, bool counts, const std::vector<comm::Parcel>& mine);
+  void sum_owned(const std::vector<std::uint8_t>& own, const std::vector<comm::Parcel>& theirs,
+                 std::span<const double> weights, const std::vector<comm::Parcel>& results, const at::Tensor& mean);
+
+  plan::Compression compression_;
+  const Exchange& exchange_;
+  comm::Axes& axes_;
+  shard::ArenaMap slice_, owned_;
+  std::unique_ptr<shard::Arena> sent_, returned_;     // the residuals
+  at::Tensor next_sent_, next_returned_;              // ... after commit()
+  std::vector<std::int64_t> sizes_;                   // encoded bytes of each part
+  std::vector<std::int64_t> own_places_;              // of each owned part, in the rank's own bytes
+  std::vector<std::int64_t> returned_offsets_;        // of each owned part, in elements of returned_
+  std::vector<std::map<int, std::int64_t>> places_;   // of each part in the message to or from a peer, in bytes
+  std::map<int, std::int64_t> to_owner_, from_peer_;  // bytes
+  std::int64_t own_bytes_ = 0;
+};
+
+}  // namespace fedshard::federation
