@@ -132,6 +132,26 @@ TEST(Round, OfOneGroupChangesNoBit) {
   EXPECT_EQ(aftermath.status.rounds, 1);
 }
 
+// Nobody can say what such a group's model is, so it has no part in the average; afterwards it has one again.
+TEST(Round, LeavesOutAGroupWhoseReplicasDiffer) {
+  const topology::Layout layout = Shape{2, 2, 2}.layout();
+  const nn::Model model = tiny_model({});
+  const Aftermath aftermath = on_federated_ranks(layout, [&](int rank, comm::Axes& axes,
+                                                             control::CoordinatorClient& client) {
+    Member member(layout, rank, model, axes, client);
+    const topology::Coordinates at = layout.at(rank);
+    set_parameters(member.engine, [&](std::int64_t index) {
+      return at.group == 1 && at.replica == 1 && index == 40 ? 0.25f : tiny_value(index) + static_cast<float>(at.group);
+    });
+    const RoundOutcome outcome = member.federation.run_round({.round = 1, .step = 1, .tokens = 3});
+    EXPECT_EQ(outcome.left_out, std::vector<int>{1});
+    EXPECT_EQ(outcome.weights, (std::vector<double>{1, 0}));
+    EXPECT_TRUE(same_bits(member.engine.parameters().flat(), arena_of(model.plan, member.engine.map(), tiny_value)));
+  });
+  ASSERT_EQ(aftermath.rounds.size(), 1U);
+  EXPECT_EQ(aftermath.rounds[0]["left_out"], std::vector<int>{1});
+}
+
 // --- a round happens for everyone or not at all
 
 // A good round; then another, which ends with an error on every rank and leaves the parameters as they were before it.

@@ -138,6 +138,26 @@ TEST(Optimizer, DecaysMatricesAndNothingElse) {
   });
 }
 
+TEST(Optimizer, ResetIsAFreshStart) {
+  const nn::Model model = units_of_parameters();
+  testing_support::on_ranks(topology::Layout::make(2, {}), [&](int rank, comm::Axes& axes) {
+    for (const NamedOptions& named : all_options()) {
+      shard::StateRegistry registry, fresh_registry;
+      shard::Engine engine(model, 2, rank, axes, {}, registry), fresh(model, 2, rank, axes, {}, fresh_registry);
+      const auto optimizer = make_optimizer(named.options, engine, axes, registry);
+      const auto other = make_optimizer(named.options, fresh, axes, fresh_registry);
+      write(model.plan, engine.parameters(), start_value);
+      run_steps(*optimizer, engine, 1, 7);
+      optimizer->reset();
+      write(model.plan, engine.parameters(), start_value);
+      write(model.plan, fresh.parameters(), start_value);
+      run_steps(*optimizer, engine, 1, 5);
+      run_steps(*other, fresh, 1, 5);
+      EXPECT_TRUE(at::equal(engine.parameters().flat(), fresh.parameters().flat())) << named.name;
+    }
+  });
+}
+
 // What a checkpoint does: the registered moments and the parameters are all that outlives the optimizer.
 TEST(Optimizer, GoesOnFromItsRegisteredMomentsToTheBit) {
   const nn::Model model = units_of_parameters();
