@@ -57,6 +57,7 @@ void weigh(std::span<const at::Tensor> values, std::span<const double> weights, 
     in.push_back(values[group].const_data_ptr<T>());
     factors.push_back(weights[group]);
   }
+  base::require(!in.empty(), "no group weighs anything");
   T* const result = out.mutable_data_ptr<T>();
   for (std::int64_t i = 0; i < out.numel(); ++i) {
     double sum = factors[0] * static_cast<double>(in[0][i]);  // not 0 + ...: that would turn a common -0 into +0

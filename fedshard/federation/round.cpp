@@ -71,8 +71,7 @@ RoundOutcome Federation::run_round(const RoundInput& input) {
   base::require(commit.participants == plan.participants, "round {} was committed with other participants than planned",
                 input.round);
   if (compressed_) compressed_->commit();
-  exchange_.spread(outer_.step(mean, norm, engine_.parameters().dtype()), engine_.parameters(),
-                   comm::Purpose::aggregate);
+  exchange_.spread(outer_step(mean, input.round, norm), engine_.parameters(), comm::Purpose::aggregate);
   outcome.seconds = clock_.now() - begin;
 
   // Nothing is hidden behind computation: all seconds are exposed.
@@ -118,6 +117,19 @@ std::vector<bool> Federation::judge(std::int64_t round) {
   }
   base::log_error("round {} leaves out {}; it receives the average of the others", round, said);
   return left_out;
+}
+
+// The new parameters of this rank's slice.
+at::Tensor Federation::outer_step(const at::Tensor& mean, std::int64_t round, double norm) {
+  const at::Tensor parameters = outer_.step(mean, norm, engine_.parameters().dtype());
+  // What groups bring is sound, so only the step itself can have led there.
+  if (outer_.keeps_anchor() && !at::isfinite(parameters).all().item<bool>()) {
+    base::fail<base::RunError>(
+        "round {}: the outer step leads to parameters that are not finite: lower [federation] outer_lr or set "
+        "outer_max_norm",
+        round);
+  }
+  return parameters;
 }
 
 // The same on every rank of the world, to the bit: groups of other shapes would add up in another order.

@@ -55,8 +55,8 @@ class Federation {
 
   // The groups' weighted mean, and the outer step from it: afterwards every rank of every group holds its part of the
   // same new parameters. Throws PeersLostError where somebody fails before the commit (parameters and outer state are
-  // then the old ones) or after it, RunError where no group is sound, or where groups or replicas end with different
-  // parameters.
+  // then the old ones) or after it, RunError where no group is sound, where the outer step leads to numbers that
+  // are not finite, or where groups or replicas end with different parameters.
   RoundOutcome run_round(const RoundInput& input);
 
   // The groups' weighted mean, by the tokens since the last round, in an arena of its own; no state is touched. The
@@ -68,6 +68,7 @@ class Federation {
   std::vector<bool> judge(std::int64_t round);
   at::Tensor mean_of(std::span<const double> weights);
   double pseudo_gradient_norm(const at::Tensor& mean);
+  at::Tensor outer_step(const at::Tensor& mean, std::int64_t round, double norm);
   std::uint64_t digest_of_group();
 
   const topology::Layout& layout_;

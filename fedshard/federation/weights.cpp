@@ -1,6 +1,7 @@
 #include "fedshard/federation/weights.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <numeric>
 
@@ -21,6 +22,11 @@ std::vector<double> weights_of(const WeightPolicy& policy, std::span<const std::
     shares[g] *= present[g];
   }
   double total = std::accumulate(shares.begin(), shares.end(), 0.0);
+  if (std::isinf(total)) {  // of huge numbers: only their ratios count
+    const double largest = *std::max_element(shares.begin(), shares.end());
+    for (double& share : shares) share /= largest;
+    total = std::accumulate(shares.begin(), shares.end(), 0.0);
+  }
   if (total == 0) {
     shares = present;
     total = std::accumulate(shares.begin(), shares.end(), 0.0);

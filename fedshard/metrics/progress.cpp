@@ -58,6 +58,12 @@ void Progress::show(const EvalRecord& r) {
   keep(fmt::format("step {}: evaluation loss {:.4f}, perplexity {:.4g}{}", r.step, r.loss, r.perplexity, whose));
 }
 
+void Progress::show(const RoundRecord& r) {
+  if (r.left_out.empty()) return;
+  keep(fmt::format("round {} leaves out group{} {}: log.txt says why", r.round, r.left_out.size() > 1 ? "s" : "",
+                   fmt::join(r.left_out, ", ")));
+}
+
 void Progress::show(const EndRecord& r) {
   const std::string skipped = r.skipped > 0 ? fmt::format(" ({} skipped)", r.skipped) : "";
   keep(fmt::format("{} steps{}, {} tokens in {}: {} tokens/s; tensors took up to {} a rank", r.steps, skipped,

@@ -32,8 +32,8 @@ class Progress final : public Sink {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  // Start, eval and end records leave a line that stays; step records redraw the line of progress; the others update
-  // what it says.
+  // Start, eval and end records, and rounds that leave out groups, leave a line that stays; step records redraw the
+  // line of progress; the others update what it says.
   void write(const nlohmann::json& line) override;
 
   // Ends a line under way, so that an error message starts on a line of its own.
@@ -42,7 +42,7 @@ class Progress final : public Sink {
  private:
   void show(const StartRecord& record);
   void show(const StepRecord& record);
-  void show(const RoundRecord&) {}
+  void show(const RoundRecord& record);
   void show(const EvalRecord& record);
   void show(const TrafficRecord& record) { between_groups_ = record.inter_group; }
   void show(const EndRecord& record);

@@ -102,6 +102,11 @@ void check_schedule(const Config& config) {
 }
 
 void check_federation(const FederationConfig& config, const topology::Layout& layout) {
+  if (config.guard > 0 && config.guard < 1) {
+    fail<UsageError>(
+        "[federation] guard ({:g}) must be 0 or at least 1: below 1, groups that bring alike would all be left out",
+        config.guard);
+  }
   if (config.top_k.value_or(0) > config.block.value_or(0)) {
     fail<UsageError>("[federation] top_k ({}) must not be more than block ({})", *config.top_k,
                      config.block.value_or(0));
@@ -109,8 +114,8 @@ void check_federation(const FederationConfig& config, const topology::Layout& la
   const auto* weights = std::get_if<std::vector<double>>(&config.weights);
   if (weights == nullptr) return;
   if (static_cast<int>(weights->size()) != layout.groups()) {
-    fail<UsageError>("[federation] weights has {} numbers, but there are {} groups; give one for each", weights->size(),
-                     layout.groups());
+    fail<UsageError>("[federation] weights has {} numbers, but the number of groups is {}; give one for each",
+                     weights->size(), layout.groups());
   }
   if (std::all_of(weights->begin(), weights->end(), [](double w) { return w == 0; })) {
     fail<UsageError>("[federation] weights are all 0; at least one group must count");

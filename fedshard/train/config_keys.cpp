@@ -256,7 +256,8 @@ void add_federation_and_comm(std::vector<Key>& keys) {
       .key("every", &F::every, at_least(1), "K: steps between the averages over the groups.")
       .key("weights", &F::weights, at_least(0),
            "What a group counts in an average: `tokens`, those it trained on since the last one; `uniform`, the same "
-           "for all; or a list of numbers by group. A group that counts nothing receives the average of the others.")
+           "for all; or a list of numbers by group. A group that counts nothing receives the average of the others. "
+           "Where nobody counts (no group has trained, or the guard left out all that do), those left count alike.")
       .key("outer", &F::outer, any,
            "What becomes of the average: the new parameters (`fedavg`), or the end of a pseudo-gradient from the last "
            "round's, which an outer optimizer follows.")
@@ -287,10 +288,12 @@ void add_federation_and_comm(std::vector<Key>& keys) {
       .key("top_k", &F::top_k, between(1, 1 << 24), "Elements of a block that are sent.")
       .by_default("64")
       .only_when("compress = \"topk\"", sends_top_k)
-      .key("guard", &F::guard, at_least(0),
-           "A group is left out of an average, and receives it, if it brings numbers that are not finite, if its "
-           "replicas differ, or if the norm of what it brings (its parameters; with an outer optimizer their distance "
-           "from the last round's) is more than so many times the median of the others'. 0: whatever norm is finite.")
+      .key(
+          "guard", &F::guard, at_least(0),
+          "A group is left out of an average, and receives it, if it brings numbers that are not finite, if its "
+          "replicas differ, or if the norm of what it brings is more than so many times the median of the others': of "
+          "its parameters, or where an anchor is kept (any `outer` but plain `fedavg`, any `compress`) of their change "
+          "since the last round. Its own optimizer then starts anew. 0: whatever norm is finite; otherwise at least 1.")
       .key("inner_state", &F::inner_state, any,
            "What a round does with the moments of a group's own optimizer: `keep`, or `reset` to nothing.");
   Adder<C>(keys, "comm", &Config::comm)

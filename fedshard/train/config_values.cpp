@@ -154,7 +154,8 @@ void read_value(const toml::node& node, const Place& place, const Range& range, 
 }
 
 void read_value(const toml::node& node, const Place& place, const Range& range, GroupWeights& value) {
-  if (!node.is_array()) return read_value(node, place, range, value.emplace<WeightsBy>());
+  if (node.is_string()) return read_value(node, place, range, value.emplace<WeightsBy>());
+  if (!node.is_array()) wrong_type(node, place, "a string or a list of numbers");
   std::vector<double> numbers;
   for (const auto& item : *node.as_array()) numbers.push_back(float_in(item, place, range));
   value = std::move(numbers);

@@ -97,6 +97,11 @@ std::string forecast_traffic(const Config& config, const topology::Layout& layou
   text += traffic_line(fmt::format("{} steps", config.training.steps).c_str(), all, layout.world());
   if (!config.data.eval.empty()) {
     text += traffic_line("a batch of evaluation", cost::forward_bytes(plan, layout, options), layout.world());
+    if (layout.groups() > 1) {  // between rounds: parameters as they are, whatever a round does
+      cost::TrafficOptions plain = options;
+      plain.compression = {};
+      text += traffic_line("a mean to evaluate", cost::round_bytes(plan, layout, plain), layout.world());
+    }
   }
   return text;
 }

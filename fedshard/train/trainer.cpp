@@ -66,6 +66,7 @@ void Trainer::count(const shard::StepResult& result) {
         context_.rank, at_.group, kMostSkipped, step_);
   }
   if (result.skipped) {
+    ++skipped_;
     base::log_error("step {} is skipped: loss {}, gradient norm {}", step_, result.loss, result.grad_norm);
     return;
   }

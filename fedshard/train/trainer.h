@@ -74,7 +74,8 @@ class Trainer {
   data::Loader loader_;
 
   std::int64_t step_ = 0;     // steps done
-  std::int64_t updates_ = 0;  // of them, those that were not skipped
+  std::int64_t updates_ = 0;  // of the optimizer, since it began or was reset
+  std::int64_t skipped_ = 0;  // steps
   int skipped_in_row_ = 0;
   std::int64_t round_ = 0;               // rounds done
   std::int64_t tokens_ = 0;              // of this group, since the run began

@@ -100,7 +100,7 @@ void Trainer::record_traffic() {
 }
 
 void Trainer::record_end() {
-  std::vector<double> totals{static_cast<double>(tokens_), static_cast<double>(step_ - updates_)};
+  std::vector<double> totals{static_cast<double>(tokens_), static_cast<double>(skipped_)};
   comm::sum_over_groups(context_.axes, totals);
   std::vector<double> most{peak_rss(), clock_.now() - started_s_ - validation_s_,
                            static_cast<double>(peak_tensor_bytes())};

@@ -100,6 +100,7 @@ def test_outer_optimizers_train(outer, program):
                         federation={"every": 4, "outer": outer, "outer_max_norm": 1.0, "inner_state": "reset"})
     losses = run.losses(0)
     assert losses[-1] < losses[0] and run.start["memory"]["outer"] > 0
+    assert run.records[-1]["skipped"] == 0  # optimizers that start anew have skipped nothing
 
 
 @pytest.fixture(scope="module")

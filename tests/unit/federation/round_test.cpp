@@ -152,6 +152,26 @@ TEST(Round, LeavesOutAGroupWhoseReplicasDiffer) {
   EXPECT_EQ(aftermath.rounds[0]["left_out"], std::vector<int>{1});
 }
 
+TEST(Round, OfAnOuterStepThatLeadsToInfinityEndsTheRun) {
+  const topology::Layout layout = Shape{2, 1, 1}.layout();
+  const nn::Model model = tiny_model({});
+  FederationOptions options;
+  options.outer = plan::usual_options(plan::Outer::nesterov);
+  options.outer.lr = 1e300;
+  const Aftermath aftermath =
+      on_federated_ranks(layout, [&](int rank, comm::Axes& axes, control::CoordinatorClient& client) {
+        Member member(layout, rank, model, axes, client, options);
+        set_parameters(member.engine, tiny_value);
+        member.federation.set_anchor();
+        set_parameters(member.engine, [](std::int64_t index) { return tiny_value(index) * 1.01f; });
+        member.federation.run_round({.round = 1, .step = 1, .tokens = 3});
+      });
+  EXPECT_NE(
+      aftermath.status.first_error->message.find("round 1: the outer step leads to parameters that are not finite"),
+      std::string::npos);
+  EXPECT_EQ(aftermath.status.first_error->status, 1);
+}
+
 // --- a round happens for everyone or not at all
 
 // A good round; then another, which ends with an error on every rank and leaves the parameters as they were before it.

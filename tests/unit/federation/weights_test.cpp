@@ -39,6 +39,7 @@ TEST(Weights, OfAListAreSharesOfItsSum) {
   const WeightPolicy list{WeighBy::fixed, {3, 0, 1}};
   EXPECT_EQ(weights_of(list, Tokens{0, 5, 9}), (Weights{0.75, 0, 0.25}));
   EXPECT_EQ(weights_of({WeighBy::fixed, {1e-300}}, Tokens{0}), Weights{1});
+  EXPECT_EQ(weights_of({WeighBy::fixed, {1e308, 1e308}}, Tokens{0, 0}), (Weights{0.5, 0.5}));
   EXPECT_THROW(weights_of(list, Tokens{1, 1}), base::RunError);
 }
 

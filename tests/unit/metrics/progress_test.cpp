@@ -57,6 +57,16 @@ TEST(Progress, OfSeveralGroupsShowsMeanLossBytesBetweenAndTheSlowest) {
             "step 4/10  loss 3.0000  1.00k tokens/s  0 B between groups  slowest: group 0 (100 tokens/s)\x1b[K");
 }
 
+TEST(Progress, KeepsALineAboutGroupsLeftOut) {
+  RoundRecord round;
+  round.round = 3;
+  EXPECT_EQ(shown({.steps = 10}, {round}), "");
+  round.left_out = {1};
+  EXPECT_EQ(shown({.steps = 10}, {round}), "round 3 leaves out group 1: log.txt says why\n");
+  round.left_out = {0, 2};
+  EXPECT_EQ(shown({.steps = 10}, {round}), "round 3 leaves out groups 0, 2: log.txt says why\n");
+}
+
 TEST(Progress, TimeLeftHeedsTheLimit) {
   const auto text = shown({.steps = 1000, .time_limit_s = 5, .columns = 200}, {step(1, 1), step(2, 2)});
   EXPECT_NE(text.find("  3.00s left"), std::string::npos) << text;

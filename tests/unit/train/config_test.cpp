@@ -166,7 +166,7 @@ TEST(Config, UnknownNamesGetTheNearestKnownOne) {
   EXPECT_EQ(
       refusal("\n[federation]\ngammas = 3\n"),
       "run.toml:3: [federation] has no key 'gammas'; its keys are every, weights, outer, outer_lr, outer_momentum, "
-      "outer_beta1, outer_beta2, outer_tau, outer_max_norm, guard, inner_state");
+      "outer_beta1, outer_beta2, outer_tau, outer_max_norm, compress, block, top_k, guard, inner_state");
   EXPECT_EQ(refusal("[training]\nlr = 3\n"), "run.toml:2: [training] has no key 'lr'; it belongs to [optimizer]");
   EXPECT_EQ(refusal("steps = 3\n"),
             "run.toml:1: 'steps' is not a table but a key; it belongs to [training] or [validation]");
@@ -378,9 +378,12 @@ TEST(Federation, WeightsAreAWordOrAListByGroup) {
   EXPECT_EQ(validate(list, 2).groups(), 2);
   EXPECT_EQ(load(resolved_toml(list)), list);
   EXPECT_EQ(refusal_to_run(weights("[1, 2, 3]") + groups, 2),
-            "[federation] weights has 3 numbers, but there are 2 groups; give one for each");
+            "[federation] weights has 3 numbers, but the number of groups is 2; give one for each");
   EXPECT_EQ(refusal_to_run(weights("[0, 0]") + groups, 2),
             "[federation] weights are all 0; at least one group must count");
+  EXPECT_NE(refusal_to_run(smallest + "[federation]\nguard = 0.5\n", 1).find("must be 0 or at least 1"),
+            std::string::npos);
+  EXPECT_NE(refusal(weights("3")).find("a string or a list of numbers"), std::string::npos);
   for (const char* bad : {"[1, -1]", "[1, nan]", "[1, inf]", "[\"tokens\"]", "3", "\"token\"", "[[1]]"}) {
     EXPECT_NE(refusal(weights(bad) + groups).find("[federation] weights"), std::string::npos) << bad;
   }
@@ -406,6 +409,25 @@ TEST(Federation, TheOuterOptimizersNumbersAreItsOwn) {
             std::string::npos);
   EXPECT_NE(refusal(outer("\"fedadam\"\nouter_momentum = 0.5")).find("has a meaning only with"), std::string::npos);
   EXPECT_NE(refusal(outer("\"fedadagrad\"\nouter_beta2 = 0.5")).find("has a meaning only with"), std::string::npos);
+}
+
+TEST(Federation, CompressionHasItsUsualBlocks) {
+  using Kind = plan::Compression::Kind;
+  const auto compress = [](const std::string& text) { return smallest + "[federation]\ncompress = " + text + "\n"; };
+  EXPECT_EQ(compression_of(load(smallest).federation), plan::Compression{});
+  for (const auto& [name, kind] :
+       {std::pair{"bf16", Kind::bf16}, {"int8", Kind::int8}, {"int4", Kind::int4}, {"topk", Kind::topk}}) {
+    const Config config = load(compress("\"" + std::string(name) + "\""));
+    EXPECT_EQ(compression_of(config.federation), plan::usual_compression(kind)) << name;
+    EXPECT_EQ(load(resolved_toml(config)), config) << name;
+  }
+  EXPECT_EQ(compression_of(load(compress("\"topk\"\nblock = 100\ntop_k = 7")).federation),
+            (plan::Compression{Kind::topk, 100, 7}));
+  EXPECT_NE(refusal(compress("\"bf16\"\nblock = 8")).find("has a meaning only with"), std::string::npos);
+  EXPECT_NE(refusal(compress("\"int8\"\ntop_k = 8")).find("has a meaning only with"), std::string::npos);
+  EXPECT_NE(refusal(compress("\"int8\"\nblock = 0")).find("at least 1"), std::string::npos);
+  EXPECT_EQ(refusal_to_run(compress("\"topk\"\nblock = 8"), 1),
+            "[federation] top_k (64) must not be more than block (8)");
 }
 
 TEST(Warnings, AreForBf16MastersAlone) {
