@@ -369,67 +369,6 @@ TEST(Validate, OffloadsOnGpusAlone) {
   EXPECT_EQ(validate(load(offloaded + "[comm]\nbackend = \"nccl\"\n"), 1).world(), 1);
 }
 
-TEST(Federation, WeightsAreAWordOrAListByGroup) {
-  const auto weights = [](const std::string& text) { return smallest + "[federation]\nweights = " + text + "\n"; };
-  const std::string groups = "[parallelism]\ngroups = 2\n";
-  EXPECT_EQ(load(weights("[0, 2.5]")).federation.weights, GroupWeights(std::vector<double>{0, 2.5}));
-  EXPECT_EQ(load(weights("\"uniform\"")).federation.weights, GroupWeights(WeightsBy::uniform));
-  const Config list = load(weights("[1, 2]") + groups);
-  EXPECT_EQ(validate(list, 2).groups(), 2);
-  EXPECT_EQ(load(resolved_toml(list)), list);
-  EXPECT_EQ(refusal_to_run(weights("[1, 2, 3]") + groups, 2),
-            "[federation] weights has 3 numbers, but the number of groups is 2; give one for each");
-  EXPECT_EQ(refusal_to_run(weights("[0, 0]") + groups, 2),
-            "[federation] weights are all 0; at least one group must count");
-  EXPECT_NE(refusal_to_run(smallest + "[federation]\nguard = 0.5\n", 1).find("must be 0 or at least 1"),
-            std::string::npos);
-  EXPECT_NE(refusal(weights("3")).find("a string or a list of numbers"), std::string::npos);
-  for (const char* bad : {"[1, -1]", "[1, nan]", "[1, inf]", "[\"tokens\"]", "3", "\"token\"", "[[1]]"}) {
-    EXPECT_NE(refusal(weights(bad) + groups).find("[federation] weights"), std::string::npos) << bad;
-  }
-}
-
-TEST(Federation, TheOuterOptimizersNumbersAreItsOwn) {
-  const auto outer = [](const std::string& text) { return smallest + "[federation]\nouter = " + text + "\n"; };
-  EXPECT_EQ(outer_options(load(smallest).federation), plan::usual_options(plan::Outer::fedavg));
-  for (const auto& [name, which] : {std::pair{"nesterov", plan::Outer::nesterov},
-                                    {"fedadam", plan::Outer::fedadam},
-                                    {"fedadagrad", plan::Outer::fedadagrad},
-                                    {"fedyogi", plan::Outer::fedyogi},
-                                    {"fedavgm", plan::Outer::fedavgm}}) {
-    const Config config = load(outer("\"" + std::string(name) + "\""));
-    EXPECT_EQ(outer_options(config.federation), plan::usual_options(which)) << name;
-    EXPECT_EQ(load(resolved_toml(config)), config) << name;
-  }
-  const auto set = outer_options(load(outer("\"fedyogi\"\nouter_lr = 0.5\nouter_beta1 = 0\nouter_beta2 = 0.5\n"
-                                            "outer_tau = 1\nouter_max_norm = 2"))
-                                     .federation);
-  EXPECT_EQ(set, (plan::OuterOptions{plan::Outer::fedyogi, 0.5, 0.9, 0, 0.5, 1, 2}));
-  EXPECT_NE(refusal(outer("\"nesterov\"\nouter_beta1 = 0.5")).find("has a meaning only with outer ="),
-            std::string::npos);
-  EXPECT_NE(refusal(outer("\"fedadam\"\nouter_momentum = 0.5")).find("has a meaning only with"), std::string::npos);
-  EXPECT_NE(refusal(outer("\"fedadagrad\"\nouter_beta2 = 0.5")).find("has a meaning only with"), std::string::npos);
-}
-
-TEST(Federation, CompressionHasItsUsualBlocks) {
-  using Kind = plan::Compression::Kind;
-  const auto compress = [](const std::string& text) { return smallest + "[federation]\ncompress = " + text + "\n"; };
-  EXPECT_EQ(compression_of(load(smallest).federation), plan::Compression{});
-  for (const auto& [name, kind] :
-       {std::pair{"bf16", Kind::bf16}, {"int8", Kind::int8}, {"int4", Kind::int4}, {"topk", Kind::topk}}) {
-    const Config config = load(compress("\"" + std::string(name) + "\""));
-    EXPECT_EQ(compression_of(config.federation), plan::usual_compression(kind)) << name;
-    EXPECT_EQ(load(resolved_toml(config)), config) << name;
-  }
-  EXPECT_EQ(compression_of(load(compress("\"topk\"\nblock = 100\ntop_k = 7")).federation),
-            (plan::Compression{Kind::topk, 100, 7}));
-  EXPECT_NE(refusal(compress("\"bf16\"\nblock = 8")).find("has a meaning only with"), std::string::npos);
-  EXPECT_NE(refusal(compress("\"int8\"\ntop_k = 8")).find("has a meaning only with"), std::string::npos);
-  EXPECT_NE(refusal(compress("\"int8\"\nblock = 0")).find("at least 1"), std::string::npos);
-  EXPECT_EQ(refusal_to_run(compress("\"topk\"\nblock = 8"), 1),
-            "[federation] top_k (64) must not be more than block (8)");
-}
-
 TEST(Warnings, AreForBf16MastersAlone) {
   EXPECT_EQ(warnings_of(load(smallest)), std::vector<std::string>{});
   EXPECT_EQ(warnings_of(load(smallest, {"training.master_dtype=bf16"})).size(), 1u);
