@@ -5,18 +5,6 @@
 #include "fedshard/topology/ranges.h"
 
 namespace fedshard::cost {
-
-int gathers_of(const plan::ModelPlan& plan, int unit, bool reshard_after_forward) {
-  if (!reshard_after_forward || plan.stages_of(unit) > 1) return 1;
-  const int last = static_cast<int>(plan.stages.size()) - 1;
-  for (int s = plan.first_trained_stage(); s < last; ++s) {
-    if (plan.stages[s].uses(unit)) return plan.stages[s].backward_reads_parameters ? 2 : 1;
-  }
-  // The last stage's backward follows its forward at once, so the unit is still there; before the first stage that
-  // trains there is no backward.
-  return 1;
-}
-
 namespace {
 
 // One step of one group.
@@ -37,22 +25,10 @@ void add_step(const plan::ModelPlan& plan, const topology::GroupShape& group, co
   bytes.gather += replicas * plan::update_bytes(plan, rules, shards);
 }
 
-}  // namespace
-
-Bytes step_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, const TrafficOptions& options) {
-  const plan::UpdateRules rules = plan::update_rules(plan, options.updates);
-  Bytes bytes;
-  for (const topology::GroupShape& group : layout.shapes()) add_step(plan, group, rules, options, bytes);
-  return bytes;
-}
-
-namespace {
-
 // Of all parts of the model, each once.
 std::int64_t encoded_model_bytes(const plan::ModelPlan& plan, const topology::Layout& layout,
                                  const plan::Compression& compression) {
-  std::vector<std::int64_t> unit_numel;
-  for (const plan::UnitSpec& unit : plan.units) unit_numel.push_back(unit.frozen ? 0 : unit.numel());
+  const std::vector<std::int64_t> unit_numel = plan.trained_numel_by_unit();
   std::int64_t bytes = 0;
   for (int rank = 0; rank < layout.world(); ++rank) {
     for (const topology::ExchangePart& part : topology::exchange_parts(layout, unit_numel, rank)) {
@@ -63,6 +39,24 @@ std::int64_t encoded_model_bytes(const plan::ModelPlan& plan, const topology::La
 }
 
 }  // namespace
+
+int gathers_of(const plan::ModelPlan& plan, int unit, bool reshard_after_forward) {
+  if (!reshard_after_forward || plan.stages_of(unit) > 1) return 1;
+  const int last = static_cast<int>(plan.stages.size()) - 1;
+  for (int s = plan.first_trained_stage(); s < last; ++s) {
+    if (plan.stages[s].uses(unit)) return plan.stages[s].backward_reads_parameters ? 2 : 1;
+  }
+  // The last stage's backward follows its forward at once, so the unit is still there; before the first stage that
+  // trains there is no backward.
+  return 1;
+}
+
+Bytes step_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, const TrafficOptions& options) {
+  const plan::UpdateRules rules = plan::update_rules(plan, options.updates);
+  Bytes bytes;
+  for (const topology::GroupShape& group : layout.shapes()) add_step(plan, group, rules, options, bytes);
+  return bytes;
+}
 
 Bytes round_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, const TrafficOptions& options) {
   Bytes bytes;

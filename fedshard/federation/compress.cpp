@@ -268,8 +268,7 @@ std::size_t bytes_of(const Compression& compression, std::size_t numel) {
 // will do.
 template <class Visit>
 void for_each_block(const Compression& compression, std::size_t numel, Visit visit) {
-  const bool blocks = compression.kind != Kind::none && compression.kind != Kind::bf16;
-  const std::size_t step = blocks ? static_cast<std::size_t>(compression.block) : 256;
+  const std::size_t step = plan::has_blocks(compression.kind) ? static_cast<std::size_t>(compression.block) : 256;
   for (std::size_t begin = 0, byte = 0; begin < numel; begin += step) {
     const std::size_t size = std::min(step, numel - begin), bytes = bytes_of(compression, size);
     visit(begin, size, byte, bytes);

@@ -8,6 +8,7 @@
 
 #include "fedshard/base/error.h"
 #include "fedshard/federation/compress.h"
+#include "fedshard/federation/parcels.h"
 
 namespace fedshard::federation {
 namespace {
@@ -58,20 +59,9 @@ CompressedExchange::CompressedExchange(const plan::Compression& compression, con
   }
 }
 
-std::vector<comm::Parcel> CompressedExchange::parcels(bool to_owner) const {
-  std::vector<comm::Parcel> result;
-  for (const auto& [peer, size] : to_owner ? to_owner_ : from_peer_) {
-    result.push_back({peer, at::empty({size}, at::kByte)});
-  }
-  return result;
-}
-
 std::span<std::uint8_t> CompressedExchange::bytes_of(const std::vector<comm::Parcel>& parcels, std::size_t part,
                                                      int peer) const {
-  const auto found =
-      std::find_if(parcels.begin(), parcels.end(), [&](const comm::Parcel& p) { return p.peer == peer; });
-  base::require(found != parcels.end(), "no parcel for peer {}", peer);
-  return {found->buffer.mutable_data_ptr<std::uint8_t>() + places_[part].at(peer),
+  return {buffer_of(parcels, peer).mutable_data_ptr<std::uint8_t>() + places_[part].at(peer),
           static_cast<std::size_t>(sizes_[part])};
 }
 
@@ -138,11 +128,12 @@ at::Tensor CompressedExchange::mean_of(const at::Tensor& change, std::span<const
                 "{} elements to be exchanged, and not {} in fp32", change.numel(), exchange_.slice_numel());
   const c10::NoGradGuard no_grad;
   const at::Tensor mean = at::empty_like(change);
-  const std::vector<comm::Parcel> mine = parcels(true), theirs = parcels(false);
+  const std::vector<comm::Parcel> mine = parcels_of(to_owner_, at::kByte), theirs = parcels_of(from_peer_, at::kByte);
   const bool counts = weights[static_cast<std::size_t>(exchange_.group())] != 0;
   const std::vector<std::uint8_t> own = encode_mine(change, counts, mine);
   axes_.federation->exchange(mine, theirs, purpose)->wait();
-  const std::vector<comm::Parcel> results = parcels(false), returned = parcels(true);
+  const std::vector<comm::Parcel> results = parcels_of(from_peer_, at::kByte),
+                                  returned = parcels_of(to_owner_, at::kByte);
   sum_owned(own, theirs, weights, results, mean);
   axes_.federation->exchange(results, returned, purpose)->wait();
   for (std::size_t p = 0; p < exchange_.parts().size(); ++p) {

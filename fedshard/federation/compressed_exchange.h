@@ -39,7 +39,6 @@ class CompressedExchange {
   void commit();
 
  private:
-  std::vector<comm::Parcel> parcels(bool to_owner) const;
   std::span<std::uint8_t> bytes_of(const std::vector<comm::Parcel>& parcels, std::size_t part, int peer) const;
   std::vector<std::uint8_t> encode_mine(const at::Tensor& change, bool counts, const std::vector<comm::Parcel>& mine);
   void sum_owned(const std::vector<std::uint8_t>& own, const std::vector<comm::Parcel>& theirs,

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "fedshard/base/error.h"
+#include "fedshard/federation/parcels.h"
 
 namespace fedshard::federation {
 namespace {
@@ -17,19 +18,6 @@ int index_of(const comm::Members& members, int rank) {
   const auto place = std::find(members.ranks.begin(), members.ranks.end(), rank);
   base::require(place != members.ranks.end(), "rank {} is not on the {}", rank, members.name);
   return static_cast<int>(place - members.ranks.begin());
-}
-
-std::vector<comm::Parcel> parcels_of(const std::map<int, std::int64_t>& sizes, at::ScalarType dtype) {
-  std::vector<comm::Parcel> result;
-  for (const auto& [peer, size] : sizes) result.push_back({peer, at::empty({size}, dtype)});
-  return result;
-}
-
-const at::Tensor& buffer_of(const std::vector<comm::Parcel>& parcels, int peer) {
-  const auto found =
-      std::find_if(parcels.begin(), parcels.end(), [&](const comm::Parcel& p) { return p.peer == peer; });
-  base::require(found != parcels.end(), "no parcel for peer {}", peer);
-  return found->buffer;
 }
 
 void round_to(double value, float& out) { out = static_cast<float>(value); }
@@ -71,9 +59,7 @@ void weigh(std::span<const at::Tensor> values, std::span<const double> weights, 
 Exchange::Exchange(const topology::Layout& layout, int rank, const plan::ModelPlan& plan, const shard::ArenaMap& map,
                    comm::Axes& axes)
     : axes_(axes), group_(layout.group_of(rank)) {
-  std::vector<std::int64_t> unit_numel;
-  // Frozen units are the same in all groups: as empty ones they have no part in a round.
-  for (const plan::UnitSpec& unit : plan.units) unit_numel.push_back(unit.frozen ? 0 : unit.numel());
+  const std::vector<std::int64_t> unit_numel = plan.trained_numel_by_unit();
   for (const topology::ExchangePart& found : topology::exchange_parts(layout, unit_numel, rank)) {
     Part part{found.unit, found.range, slice_numel_, {}, {}, found.owner};
     for (int group = 0; group < layout.groups(); ++group) {

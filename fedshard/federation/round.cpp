@@ -15,11 +15,6 @@
 namespace fedshard::federation {
 namespace {
 
-// Numbers travel as doubles, so a digest does as two halves.
-std::array<double, 2> halves_of(std::uint64_t digest) {
-  return {static_cast<double>(digest >> 32), static_cast<double>(digest & 0xffffffffu)};
-}
-
 double square_norm_of(const at::Tensor& values) {
   const at::Tensor wide = values.to(at::kFloat);
   const float* v = wide.const_data_ptr<float>();
@@ -93,7 +88,8 @@ std::vector<Contribution> Federation::contributions() {
   const at::Tensor slice = exchange_.slice_of(engine_.parameters());
   std::array<double, 2> sums{outer_.keeps_anchor() ? outer_.square_distance(slice) : square_norm_of(slice), 0.0};
   if (axes_.replica->size() > 1) {
-    const auto digests = axes_.replica->collect(halves_of(shard::partial_digest(engine_.plan(), engine_.parameters())));
+    const auto digests =
+        axes_.replica->collect(shard::halves_of(shard::partial_digest(engine_.plan(), engine_.parameters())));
     for (const auto& of_replica : digests) sums[1] += of_replica != digests[0];
   }
   axes_.group->sum(sums);
@@ -143,7 +139,7 @@ double Federation::pseudo_gradient_norm(const at::Tensor& mean) {
 // This rank's summand of its group's digest: the first replica's ranks count, the others must agree with them.
 std::uint64_t Federation::digest_of_group() {
   const std::uint64_t digest = shard::partial_digest(engine_.plan(), engine_.parameters());
-  const auto by_replica = axes_.replica->collect(halves_of(digest));
+  const auto by_replica = axes_.replica->collect(shard::halves_of(digest));
   for (std::size_t replica = 0; replica < by_replica.size(); ++replica) {
     if (by_replica[replica] != by_replica[0]) {
       base::fail<base::RunError>(

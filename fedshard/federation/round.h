@@ -2,8 +2,8 @@
 //
 // In order: propose (the coordinator names participants and their tokens), guard, exchange out of place, ready, COMMIT
 // (the coordinator has named one list of participants for all shards), outer step, new parameters to every replica,
-// digest. Until the
-// commit nothing is changed, so a round happens for everyone with the same participants, or not at all.
+// digest. Until the commit nothing is changed, so a round happens for everyone with the same participants, or not at
+// all.
 #pragma once
 #include <cstdint>
 #include <optional>

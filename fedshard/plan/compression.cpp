@@ -29,8 +29,10 @@ Compression usual_compression(Kind kind) {
   return {kind, 0, 0};
 }
 
+bool has_blocks(Kind kind) { return kind != Kind::none && kind != Kind::bf16; }
+
 void check_compression(const Compression& compression) {
-  if (compression.kind == Kind::none || compression.kind == Kind::bf16) return;
+  if (!has_blocks(compression.kind)) return;
   if (compression.block < 1 || compression.block > kLargestBlock) {
     base::fail<base::UsageError>("a block of compression has from 1 to {} elements, not {}", kLargestBlock,
                                  compression.block);

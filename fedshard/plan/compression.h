@@ -22,6 +22,9 @@ struct Compression {
 // int8, int4: blocks of 256. topk: 64 of 4096, the paper's 1.56 %.
 Compression usual_compression(Compression::Kind kind);
 
+// Whether elements share scales in blocks (int8, int4, topk).
+bool has_blocks(Compression::Kind kind);
+
 // Throws UsageError unless block is from 1 to 2^24 (int8, int4, topk) and top_k from 1 to block (topk).
 void check_compression(const Compression& compression);
 

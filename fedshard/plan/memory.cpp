@@ -184,8 +184,7 @@ struct RoundParts {
 };
 
 RoundParts parts_of(const ModelPlan& plan, const topology::Layout& layout, int rank, const Compression& compression) {
-  std::vector<std::int64_t> unit_numel;
-  for (const UnitSpec& unit : plan.units) unit_numel.push_back(unit.frozen ? 0 : unit.numel());
+  const std::vector<std::int64_t> unit_numel = plan.trained_numel_by_unit();
   const topology::Coordinates at = layout.at(rank);
   RoundParts parts;
   for (const topology::ExchangePart& part : topology::exchange_parts(layout, unit_numel, rank)) {

@@ -36,8 +36,14 @@ std::int64_t ModelPlan::numel() const {
 }
 
 std::int64_t ModelPlan::trained_numel() const {
-  return std::accumulate(units.begin(), units.end(), std::int64_t{0},
-                         [](std::int64_t sum, const UnitSpec& unit) { return sum + (unit.frozen ? 0 : unit.numel()); });
+  const std::vector<std::int64_t> by_unit = trained_numel_by_unit();
+  return std::accumulate(by_unit.begin(), by_unit.end(), std::int64_t{0});
+}
+
+std::vector<std::int64_t> ModelPlan::trained_numel_by_unit() const {
+  std::vector<std::int64_t> by_unit;
+  for (const UnitSpec& unit : units) by_unit.push_back(unit.frozen ? 0 : unit.numel());
+  return by_unit;
 }
 
 std::int64_t ModelPlan::global_offset(int unit) const {

@@ -71,6 +71,8 @@ struct ModelPlan {
   std::vector<StageSpec> stages;  // in forward order; the first consumes tokens, the last yields the loss
   std::int64_t numel() const;
   std::int64_t trained_numel() const;  // without frozen units
+  // By unit, 0 of frozen ones: they are the same in all groups, so as empty ones they have no part in a round.
+  std::vector<std::int64_t> trained_numel_by_unit() const;
   // The global index of unit u's first element, of a plan without frozen parts.
   std::int64_t global_offset(int unit) const;
   // The elements `held` of the unit in order, never empty runs.

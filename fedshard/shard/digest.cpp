@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 
-#include <array>
 #include <cstring>
 #include <vector>
 
@@ -10,11 +9,6 @@
 
 namespace fedshard::shard {
 namespace {
-
-// Numbers travel as doubles, so a digest does as two halves.
-std::array<double, 2> halves_of(std::uint64_t digest) {
-  return {static_cast<double>(digest >> 32), static_cast<double>(digest & 0xffffffffu)};
-}
 
 std::uint64_t of_halves(const std::vector<double>& halves) {
   return static_cast<std::uint64_t>(halves[0]) << 32 | static_cast<std::uint64_t>(halves[1]);
@@ -42,6 +36,10 @@ void compare_along(comm::Communicator& axis, Finding& mine) {
 }
 
 }  // namespace
+
+std::array<double, 2> halves_of(std::uint64_t digest) {
+  return {static_cast<double>(digest >> 32), static_cast<double>(digest & 0xffffffffu)};
+}
 
 // Steele, Lea and Flood's SplitMix64 finaliser (OOPSLA 2014), over the index and the bits in turn.
 std::uint64_t mix(std::uint64_t global_index, std::uint32_t bits) {

@@ -2,6 +2,7 @@
 // the element's global index and its bits as fp32 (so that bf16 and the same values in fp32 agree). Partial sums of
 // disjoint parts add up to the whole's, in any order.
 #pragma once
+#include <array>
 #include <cstdint>
 
 #include "fedshard/comm/axes.h"
@@ -17,6 +18,9 @@ std::uint64_t partial_digest(const plan::ModelPlan& plan, const Arena& arena);
 // on every rank, naming two ranks, where replicas of a group or whole groups hold different parameters: what groups
 // have averaged must be equal everywhere, whatever they did before.
 std::uint64_t agreed_digest(const plan::ModelPlan& plan, const Arena& arena, comm::Axes& axes);
+
+// Numbers travel as doubles, so a digest does as two halves.
+std::array<double, 2> halves_of(std::uint64_t digest);
 
 // Of one element; exposed for tests.
 std::uint64_t mix(std::uint64_t global_index, std::uint32_t bits);

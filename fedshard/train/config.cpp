@@ -138,11 +138,9 @@ void fill_in_outer(FederationConfig& federation) {
 
 // The same for compression.
 void fill_in_compression(FederationConfig& federation) {
-  using Kind = plan::Compression::Kind;
   const plan::Compression usual = plan::usual_compression(federation.compress);
-  const bool has_blocks = federation.compress != Kind::none && federation.compress != Kind::bf16;
-  if (has_blocks && !federation.block) federation.block = usual.block;
-  if (federation.compress == Kind::topk && !federation.top_k) federation.top_k = usual.top_k;
+  if (plan::has_blocks(federation.compress) && !federation.block) federation.block = usual.block;
+  if (federation.compress == plan::Compression::Kind::topk && !federation.top_k) federation.top_k = usual.top_k;
 }
 
 // A config while it is read, and where each key was given.

@@ -63,8 +63,7 @@ void check_optimizer(const Config& config) {
   if (o.offload && config.comm.backend != BackendChoice::nccl) {
     fail<UsageError>(
         "[optimizer] offload keeps the moments in the host's memory, where ranks that compute on CPUs have them "
-        "anyway; "
-        "it needs [comm] backend = \"nccl\"");
+        "anyway; it needs [comm] backend = \"nccl\"");
   }
   if (o.offload && o.name == OptimizerName::sgd && o.momentum.value_or(0) == 0) {
     fail<UsageError>("[optimizer] offload keeps the moments in the host's memory, but sgd without momentum has none");
@@ -215,4 +214,5 @@ topology::Layout validate(const Config& config, int world) {
   check_federation(config.federation, layout);
   return layout;
 }
+
 }  // namespace fedshard::train

@@ -93,10 +93,7 @@ bool is_not_sgd(const Config& c) { return c.optimizer.name != OptimizerName::sgd
 bool is_not_adamw(const Config& c) { return c.optimizer.name != OptimizerName::adamw; }
 bool decays(const Config& c) { return c.lr_scheduler.decay != Decay::none; }
 bool sends_top_k(const Config& c) { return c.federation.compress == plan::Compression::Kind::topk; }
-bool has_blocks(const Config& c) {
-  using Kind = plan::Compression::Kind;
-  return c.federation.compress != Kind::none && c.federation.compress != Kind::bf16;
-}
+bool has_blocks(const Config& c) { return plan::has_blocks(c.federation.compress); }
 bool is_adaptive(const Config& c) { return plan::outer_moments_of(c.federation.outer) == 2; }
 bool has_outer_momentum(const Config& c) { return plan::outer_moments_of(c.federation.outer) == 1; }
 bool has_outer_beta2(const Config& c) { return is_adaptive(c) && c.federation.outer != plan::Outer::fedadagrad; }
@@ -228,8 +225,8 @@ void add_lr_scheduler(std::vector<Key>& keys) {
       .only_when(kFalls, decays)
       .key("decay_steps", &L::decay_steps, at_least(0),
            "Steps that the fall takes, counted from the end of the stable steps; 0: to the last step. As torch's "
-           "schedulers "
-           "count, the first of them is still at `lr`, and `min_lr_factor` is reached one step after the last.")
+           "schedulers count, the first of them is still at `lr`, and `min_lr_factor` is reached one step after the "
+           "last.")
       .only_when(kFalls, decays)
       .key("min_lr_factor", &L::min_lr_factor, between(0, 1), "Where the fall ends, as a part of `lr`.")
       .only_when(kFalls, decays);
@@ -280,8 +277,7 @@ void add_federation_and_comm(std::vector<Key>& keys) {
       .key("compress", &F::compress, any,
            "What groups have changed since the last round travels as fp32 (`none`), `bf16`, blocks of `int8` or `int4` "
            "with a scale each, or the largest of each block in 2 bits and an index (`topk`), in both directions; what "
-           "an "
-           "encoding loses is added to the next one. All but `none` keep an anchor and residuals.")
+           "an encoding loses is added to the next one. All but `none` keep an anchor and residuals.")
       .key("block", &F::block, between(1, 1 << 24), "Elements of a block.")
       .by_default("256 (int8, int4), 4096 (topk)")
       .only_when("compress = \"int8\", \"int4\" or \"topk\"", has_blocks)

@@ -55,8 +55,9 @@ plan::MemoryTable forecast_memory(const Config& config, const topology::Layout& 
   options.updates = update_options(config.optimizer);
   options.gpu = config.comm.backend == BackendChoice::nccl;
   options.offload = config.optimizer.offload;
-  options.activations = model::llama_stage_activations(dims, micro_step_shape(config, plan));
-  options.shared_activation_bytes = model::rotary_table_bytes(dims, micro_step_shape(config, plan));
+  const model::MicroStepShape micro_step = micro_step_shape(config, plan);
+  options.activations = model::llama_stage_activations(dims, micro_step);
+  options.shared_activation_bytes = model::rotary_table_bytes(dims, micro_step);
   options.schedule = engine.schedule;
   std::optional<plan::MemoryTable> largest;
   for (int group = 0; group < layout.groups(); ++group) {
