@@ -10,7 +10,8 @@
 namespace fedshard::comm {
 namespace {
 
-std::unique_ptr<Communicator> make(std::string name, std::vector<int> ranks, int rank, const Connect& connect) {
+std::unique_ptr<Communicator> communicator_of(std::string name, std::vector<int> ranks, int rank,
+                                              const Connect& connect) {
   const auto place = std::find(ranks.begin(), ranks.end(), rank);
   base::require(place != ranks.end(), "rank {} is not a member of the {}", rank, name);
   return connect({std::move(name), ranks, static_cast<int>(place - ranks.begin())});
@@ -18,18 +19,20 @@ std::unique_ptr<Communicator> make(std::string name, std::vector<int> ranks, int
 
 }  // namespace
 
-Axes make_axes(const topology::Layout& layout, int rank, const Connect& connect) {
+Axes make_axes(const topology::Layout& layout, int rank, const Connect& connect, const std::string& suffix) {
+  const auto make = [&](const std::string& name, std::vector<int> ranks) {
+    return communicator_of(name + suffix, std::move(ranks), rank, connect);
+  };
   const topology::Coordinates at = layout.at(rank);
   Axes axes;
-  axes.shard = make(fmt::format("shard axis of group {}, replica {}", at.group, at.replica), layout.shard_peers(rank),
-                    rank, connect);
-  axes.replica = make(fmt::format("replica axis of group {}, shard {}", at.group, at.shard), layout.replica_peers(rank),
-                      rank, connect);
-  axes.group = make(fmt::format("group {}", at.group), layout.group_peers(rank), rank, connect);
+  axes.shard = make(fmt::format("shard axis of group {}, replica {}", at.group, at.replica), layout.shard_peers(rank));
+  axes.replica =
+      make(fmt::format("replica axis of group {}, shard {}", at.group, at.shard), layout.replica_peers(rank));
+  axes.group = make(fmt::format("group {}", at.group), layout.group_peers(rank));
   const std::string which = layout.equal_groups()   ? fmt::format(" of replica {}, shard {}", at.replica, at.shard)
                             : layout.equal_shards() ? fmt::format(" of shard {}", at.shard)
                                                     : "";
-  axes.federation = make("federation axis" + which, layout.federation_peers(rank), rank, connect);
+  axes.federation = make("federation axis" + which, layout.federation_peers(rank));
   const std::vector<int>& members = axes.federation->members().ranks;
   for (int group = 0; group < layout.groups(); ++group) {
     const auto first = std::find_if(members.begin(), members.end(), [&](int r) { return layout.group_of(r) == group; });

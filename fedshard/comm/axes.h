@@ -2,6 +2,7 @@
 #pragma once
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "fedshard/comm/communicator.h"
@@ -24,8 +25,9 @@ void sum_over_groups(const Axes& axes, std::span<double> values);
 // The sum over all ranks of the world of numbers that differ between ranks.
 void sum_over_world(const Axes& axes, std::span<double> values);
 
-// Called by every rank of the world.
-Axes make_axes(const topology::Layout& layout, int rank, const Connect& connect);
+// Called by every rank of the world. `suffix` ends the communicators' names, which must differ where a rank has several
+// sets of axes.
+Axes make_axes(const topology::Layout& layout, int rank, const Connect& connect, const std::string& suffix = "");
 // The same with rings over the messages of `backend`. `counter` must outlive the axes.
 Axes make_axes(const topology::Layout& layout, int rank, Backend& backend, TrafficCounter& counter,
                const Watcher& watcher = nullptr);

@@ -139,6 +139,9 @@ void CoordinatorState::complete_round(const DigestResult& result, double now) {
   tokens_counted_from_ = now;
   ++status_.rounds;
   records_.push_back(metrics::to_json(record));
+  metrics::TrafficRecord traffic = rounds_.traffic();
+  traffic.time_s = record.time_s;
+  records_.push_back(metrics::to_json(traffic));
   send_to_present(result);
 }
 

@@ -128,6 +128,7 @@ json fields_of(const Ready& m) { return {{"round", m.round}, {"epoch", m.epoch}}
 void read(Ready& m, const Fields& f) { m = {f.integer("round"), f.integer("epoch")}; }
 
 json fields_of(const Digest& m) {
+  const metrics::TrafficRecord& traffic = m.measures.traffic;
   return {{"round", m.round},
           {"group", m.group},
           {"sum", m.sum},
@@ -136,14 +137,26 @@ json fields_of(const Digest& m) {
           {"left_out", m.measures.left_out},
           {"seconds", m.measures.seconds},
           {"exposed_seconds", m.measures.exposed_seconds},
-          {"drift_square", m.measures.drift_square}};
+          {"drift_square", m.measures.drift_square},
+          {"fragment", m.measures.fragment},
+          {"change", {m.measures.change_square, m.measures.change_with_mean, m.measures.mean_change_square}},
+          {"traffic",
+           {traffic.intra_group, traffic.inter_group, traffic.gather, traffic.reduce, traffic.replica,
+            traffic.aggregate, traffic.state, traffic.control}}};
 }
 void read(Digest& m, const Fields& f) {
   m = {f.integer("round"),
        f.small("group"),
        f.bits("sum"),
        {f.integer("step"), f.reals("weights"), f.integers<int>("left_out"), f.real("seconds"),
-        f.real("exposed_seconds"), f.real("drift_square")}};
+        f.real("exposed_seconds"), f.real("drift_square"), f.small("fragment")}};
+  const std::vector<double> change = f.reals("change");
+  const std::vector<std::int64_t> bytes = f.integers<std::int64_t>("traffic");
+  if (change.size() != 3 || bytes.size() != 8) throw Refused("'change' or 'traffic' has another length");
+  m.measures.change_square = change[0];
+  m.measures.change_with_mean = change[1];
+  m.measures.mean_change_square = change[2];
+  m.measures.traffic = {0, 0, bytes[0], bytes[1], bytes[2], bytes[3], bytes[4], bytes[5], bytes[6], bytes[7]};
 }
 
 json fields_of(const RankError& m) {

@@ -11,6 +11,8 @@
 #include <variant>
 #include <vector>
 
+#include "fedshard/metrics/records.h"
+
 namespace fedshard::control {
 
 inline constexpr int kProtocolVersion = 1;
@@ -62,6 +64,11 @@ struct RoundMeasures {
   double seconds = 0;           // from the proposal to the new parameters; the record holds the largest of all ranks
   double exposed_seconds = 0;   // of them, those in which the rank could not compute; likewise
   double drift_square = 0;      // this rank's part of the squared norm of (its group's parameters - the mean)
+  int fragment = 0;             // of the model
+  // This rank's part of sums over its group's model, not numbers where no anchor is kept: the squared norm of its
+  // change since the anchor, its product with the mean change, the squared norm of that.
+  double change_square = 0, change_with_mean = 0, mean_change_square = 0;
+  metrics::TrafficRecord traffic = {};  // of this rank until now; its step and time are not sent
 };
 
 struct Digest {

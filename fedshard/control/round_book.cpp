@@ -158,6 +158,7 @@ metrics::RoundRecord RoundBook::record() const {
   record.participants = plan_.participants;
   record.weights = first.weights;
   record.left_out = first.left_out;
+  record.fragment = first.fragment;
   record.drift.assign(plan_.participants.size(), 0);
   record.digest = fmt::format("{:016x}", group_digests().front());
   for (int rank = 0; rank < membership_.ranks(); ++rank) {
@@ -167,6 +168,30 @@ metrics::RoundRecord RoundBook::record() const {
     record.drift[at(membership_.group_of(rank))] += measures.drift_square;
   }
   for (double& d : record.drift) d = std::sqrt(d);
+  if (!std::isnan(first.change_square)) add_changes(record);
+  return record;
+}
+
+void RoundBook::add_changes(metrics::RoundRecord& record) const {
+  std::vector<double> square(plan_.participants.size()), with_mean(square), mean_square(square);
+  for (int rank = 0; rank < membership_.ranks(); ++rank) {
+    const RoundMeasures& measures = digests_[at(rank)].measures;
+    const std::size_t group = at(membership_.group_of(rank));
+    square[group] += measures.change_square;
+    with_mean[group] += measures.change_with_mean;
+    mean_square[group] += measures.mean_change_square;
+  }
+  for (std::size_t group = 0; group < square.size(); ++group) {
+    const double norms = std::sqrt(square[group]) * std::sqrt(mean_square[group]);
+    record.change_norm.push_back(std::sqrt(square[group]));
+    record.cosine.push_back(norms == 0 ? 0 : with_mean[group] / norms);  // of what has not moved: none
+  }
+}
+
+metrics::TrafficRecord RoundBook::traffic() const {
+  metrics::TrafficRecord record;
+  for (const Digest& digest : digests_) record += digest.measures.traffic;
+  record.step = digests_[at(membership_.first_rank(plan_.participants.front()))].measures.step;
   return record;
 }
 

@@ -36,13 +36,15 @@ class RoundBook {
 
   // The record of the round that digest() has just completed, without the time and the rate of tokens.
   metrics::RoundRecord record() const;
-  std::int64_t tokens() const;  // of all participants, in the present round
+  metrics::TrafficRecord traffic() const;  // likewise, over all ranks
+  std::int64_t tokens() const;             // of all participants, in the present round
 
  private:
   void arrive(int rank, Phase phase, std::int64_t round);
   bool all_arrived() const;
   void enter(Phase phase, double now);
   std::vector<std::uint64_t> group_digests() const;
+  void add_changes(metrics::RoundRecord& record) const;
   void compare(const std::vector<std::uint64_t>& digests) const;
 
   const Membership& membership_;

@@ -29,7 +29,8 @@ shard::ArenaMap owned_map(const Exchange& exchange, const shard::ArenaMap& slice
 }  // namespace
 
 CompressedExchange::CompressedExchange(const plan::Compression& compression, const Exchange& exchange,
-                                       const shard::ArenaMap& slice, comm::Axes& axes, shard::StateRegistry& registry)
+                                       const shard::ArenaMap& slice, comm::Axes& axes, shard::StateRegistry& registry,
+                                       const std::string& suffix)
     : compression_((plan::check_compression(compression), compression)),
       exchange_(exchange),
       axes_(axes),
@@ -37,8 +38,8 @@ CompressedExchange::CompressedExchange(const plan::Compression& compression, con
       owned_(owned_map(exchange, slice)),
       sent_(std::make_unique<shard::Arena>(slice_)),
       returned_(std::make_unique<shard::Arena>(owned_)) {
-  registry.add("residual_sent", shard::Role::residuals, shard::Scope::group, *sent_);
-  registry.add("residual_returned", shard::Role::residuals, shard::Scope::rank, *returned_);
+  registry.add("residual_sent" + suffix, shard::Role::residuals, shard::Scope::group, *sent_);
+  registry.add("residual_returned" + suffix, shard::Role::residuals, shard::Scope::rank, *returned_);
   std::int64_t owned = 0;
   for (const Exchange::Part& part : exchange.parts()) {
     const std::int64_t bytes = plan::encoded_bytes(compression_, part.range.size());

@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "fedshard/federation/exchange.h"
@@ -25,10 +26,10 @@ namespace fedshard::federation {
 class CompressedExchange {
  public:
   // slice: where this rank's slice lies, packed (Exchange::slice_map). Registers the residuals "residual_sent" (of this
-  // rank's slice) and "residual_returned" (of the parts that its group owns). `exchange`, `axes` and `registry` must
-  // outlive it. Throws what plan::check_compression throws.
+  // rank's slice) and "residual_returned" (of the parts that its group owns), with `suffix` behind their names.
+  // `exchange`, `axes` and `registry` must outlive it. Throws what plan::check_compression throws.
   CompressedExchange(const plan::Compression& compression, const Exchange& exchange, const shard::ArenaMap& slice,
-                     comm::Axes& axes, shard::StateRegistry& registry);
+                     comm::Axes& axes, shard::StateRegistry& registry, const std::string& suffix = "");
 
   // change: this rank's slice of (anchor - parameters), packed, [n] fp32 on the CPU. Returns the groups' weighted mean
   // of it as all groups decode it, packed likewise. What a group of weight 0 sends has no part in it, and takes nothing

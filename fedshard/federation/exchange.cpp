@@ -57,9 +57,12 @@ void weigh(std::span<const at::Tensor> values, std::span<const double> weights, 
 }  // namespace
 
 Exchange::Exchange(const topology::Layout& layout, int rank, const plan::ModelPlan& plan, const shard::ArenaMap& map,
-                   comm::Axes& axes)
+                   comm::Axes& axes, const std::vector<bool>& units)
     : axes_(axes), group_(layout.group_of(rank)) {
-  const std::vector<std::int64_t> unit_numel = plan.trained_numel_by_unit();
+  std::vector<std::int64_t> unit_numel = plan.trained_numel_by_unit();
+  for (std::size_t u = 0; u < units.size(); ++u) {
+    if (!units[u]) unit_numel[u] = 0;
+  }
   for (const topology::ExchangePart& found : topology::exchange_parts(layout, unit_numel, rank)) {
     Part part{found.unit, found.range, slice_numel_, {}, {}, found.owner};
     for (int group = 0; group < layout.groups(); ++group) {
@@ -176,6 +179,15 @@ shard::ArenaMap Exchange::slice_map(const shard::ArenaMap& map) const {
   for (const topology::Range& range : replica_slices_[axes_.replica->index()]) {
     kept.emplace_back();
     if (range.size() > 0) kept.back().push_back(range);
+  }
+  return {map.on(at::kCPU), kept};
+}
+
+shard::ArenaMap Exchange::shard_map(const shard::ArenaMap& map) const {
+  std::vector<std::vector<topology::Range>> kept(static_cast<std::size_t>(map.units()));
+  for (int u = 0; u < map.units(); ++u) {
+    const topology::Range whole{replica_slices_.front()[u].begin, replica_slices_.back()[u].end};
+    if (whole.size() > 0) kept[u].push_back(whole);
   }
   return {map.on(at::kCPU), kept};
 }

@@ -34,13 +34,14 @@ class Exchange {
     int owner = 0;
   };
 
-  // `map` and `axes` must outlive the exchange.
+  // Of the units that train, or of those among them that `units` names, one word a unit. `map` and `axes` must outlive
+  // the exchange.
   Exchange(const topology::Layout& layout, int rank, const plan::ModelPlan& plan, const shard::ArenaMap& map,
-           comm::Axes& axes);
+           comm::Axes& axes, const std::vector<bool>& units = {});
 
   // The mean over the groups of this rank's slice of `parameters`, with one weight a group: [slice_numel()] of the
   // parameters' dtype on the CPU, unit after unit. What a group of weight 0 holds, finite or not, has no part in it.
-  // Collective over the federation axis. `parameters` is only read.
+  // Collective over the federation axis. `parameters` is only read, and need hold this rank's slice alone.
   at::Tensor mean_of(const shard::Arena& parameters, std::span<const double> weights, comm::Purpose purpose);
 
   // Writes a slice into `target` here and in the other replicas, and theirs into `target`. Collective over the replica
@@ -52,6 +53,8 @@ class Exchange {
 
   // Where its elements lie, for arenas of the same packing: on the CPU, without gaps.
   shard::ArenaMap slice_map(const shard::ArenaMap& map) const;
+  // The same for all that the replicas' slices are together: what spread() writes.
+  shard::ArenaMap shard_map(const shard::ArenaMap& map) const;
 
   // Squared norm of (this rank's slice of `parameters` - `slice`); over a group's ranks these add up to the squared
   // distance of its whole model.

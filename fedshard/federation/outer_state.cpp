@@ -12,15 +12,16 @@
 namespace fedshard::federation {
 
 OuterState::OuterState(const OuterOptions& options, bool asked_for_changes, shard::ArenaMap slice,
-                       shard::StateRegistry& registry)
+                       shard::StateRegistry& registry, const std::string& suffix)
     : options_((plan::check_options(options), options)), slice_(std::move(slice)) {
   if (!plan::needs_anchor(options) && !asked_for_changes) return;
   anchor_ = std::make_unique<shard::Arena>(slice_);
-  registry.add("anchor", shard::Role::anchor, shard::Scope::shared, *anchor_);
+  registry.add("anchor" + suffix, shard::Role::anchor, shard::Scope::shared, *anchor_);
   for (int m = 0; m < plan::outer_moments_of(options.outer); ++m) {
     moments_.push_back(std::make_unique<shard::Arena>(slice_));
     moments_.back()->flat().fill_(plan::initial_moment(options, m));
-    registry.add(fmt::format("outer_{}", m), shard::Role::outer_moments, shard::Scope::shared, *moments_.back());
+    registry.add(fmt::format("outer_{}{}", m, suffix), shard::Role::outer_moments, shard::Scope::shared,
+                 *moments_.back());
   }
 }
 
@@ -40,6 +41,21 @@ double OuterState::square_distance(const at::Tensor& values) const {
     square += difference * difference;
   }
   return square;
+}
+
+ChangeSums OuterState::change_sums(const at::Tensor& parameters, const at::Tensor& mean) const {
+  base::require(has_anchor_, "the outer optimizer has no anchor yet");
+  const at::Tensor wide = parameters.to(at::kFloat), wide_mean = mean.to(at::kFloat);
+  const float* x = anchor_->flat().const_data_ptr<float>();
+  const float *p = wide.const_data_ptr<float>(), *m = wide_mean.const_data_ptr<float>();
+  ChangeSums sums{0, 0, 0};
+  for (std::int64_t i = 0; i < wide.numel(); ++i) {
+    const double mine = static_cast<double>(x[i]) - p[i], all = static_cast<double>(x[i]) - m[i];
+    sums.square += mine * mine;
+    sums.with_mean += mine * all;
+    sums.mean_square += all * all;
+  }
+  return sums;
 }
 
 at::Tensor OuterState::change_of(const at::Tensor& parameters) const {

@@ -5,7 +5,9 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <limits>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "fedshard/federation/outer.h"
@@ -14,13 +16,20 @@
 
 namespace fedshard::federation {
 
+// This rank's part of sums over a group's model.
+struct ChangeSums {
+  double square = std::numeric_limits<double>::quiet_NaN();       // of the group's change since the anchor
+  double with_mean = std::numeric_limits<double>::quiet_NaN();    // its product with the groups' mean change
+  double mean_square = std::numeric_limits<double>::quiet_NaN();  // of that
+};
+
 class OuterState {
  public:
   // slice: where the elements of this rank's slice lie, packed, on the CPU. Registers "anchor", where the options need
-  // one or changes from it are asked for, and the moments ("outer_0", "outer_1") that the options need. `registry` must
-  // outlive it. Throws what plan::check_options throws.
-  OuterState(const OuterOptions& options, bool asked_for_changes, shard::ArenaMap slice,
-             shard::StateRegistry& registry);
+  // one or changes from it are asked for, and the moments ("outer_0", "outer_1") that the options need, with `suffix`
+  // behind their names. `registry` must outlive it. Throws what plan::check_options throws.
+  OuterState(const OuterOptions& options, bool asked_for_changes, shard::ArenaMap slice, shard::StateRegistry& registry,
+             const std::string& suffix = "");
 
   bool keeps_anchor() const { return anchor_ != nullptr; }
 
@@ -30,6 +39,9 @@ class OuterState {
   // Squared norm of (anchor - values), a packed slice; over a group's ranks these add up to the whole model's. Not
   // finite where an element of `values` is not.
   double square_distance(const at::Tensor& values) const;
+
+  // Of a group's parameters and the groups' mean of them, packed slices of one dtype.
+  ChangeSums change_sums(const at::Tensor& parameters, const at::Tensor& mean) const;
 
   // anchor - parameters, and back: the parameters that a change leads to. A change of zero leads to the anchor, to the
   // bit. All are packed slices, in fp32.

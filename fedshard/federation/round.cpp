@@ -1,125 +1,189 @@
 #include "fedshard/federation/round.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <numeric>
-#include <string>
+#include <utility>
 
 #include "fedshard/base/error.h"
 #include "fedshard/base/log.h"
 #include "fedshard/shard/digest.h"
 
 namespace fedshard::federation {
+
+// A round that has begun and not finished. The thread that exchanges and the one that trains never use it at once.
+struct Federation::Pending {
+  RoundInput input;
+  double began = 0, exposed = 0, exchanged = 0;  // seconds: of the clock, in all, of the clock
+  std::uint64_t shard_digest = 0;                // of what the rank has brought, where there are replicas
+  std::unique_ptr<shard::Arena> brought, next;   // with a delay: its slice, and the new parameters of its shard
+  RoundOutcome outcome;
+  control::RoundMeasures measures;
+  std::uint64_t digest = 0;  // this rank's part
+  comm::WorkPtr work;        // with a delay
+};
+
 namespace {
 
-double square_norm_of(const at::Tensor& values) {
-  const at::Tensor wide = values.to(at::kFloat);
-  const float* v = wide.const_data_ptr<float>();
-  double square = 0;
-  for (std::int64_t i = 0; i < wide.numel(); ++i) square += static_cast<double>(v[i]) * v[i];
-  return square;
+metrics::TrafficRecord record_of(const comm::Traffic& traffic) {
+  const auto of = [&](comm::Purpose purpose) { return traffic.of(purpose); };
+  metrics::TrafficRecord record;
+  record.intra_group = traffic.intra_group;
+  record.inter_group = traffic.inter_group;
+  record.gather = of(comm::Purpose::gather);
+  record.reduce = of(comm::Purpose::reduce);
+  record.replica = of(comm::Purpose::replica);
+  record.aggregate = of(comm::Purpose::aggregate);
+  record.state = of(comm::Purpose::state);
+  record.control = of(comm::Purpose::control);
+  return record;
 }
 
 }  // namespace
 
 Federation::Federation(const topology::Layout& layout, int rank, const FederationOptions& options,
                        shard::Engine& engine, comm::Axes& axes, control::CoordinatorClient& coordinator,
-                       shard::StateRegistry& registry)
+                       shard::StateRegistry& registry, RoundLinks links)
     : layout_(layout),
-      options_(options),
+      options_((plan::check_rounds(options.rounds), options)),
       engine_(engine),
       axes_(axes),
+      links_(links),
       coordinator_(coordinator),
-      exchange_(layout, rank, engine.plan(), engine.map(), axes),
-      outer_(options.outer, options.compression.kind != plan::Compression::Kind::none,
-             exchange_.slice_map(engine.map()), registry) {
-  if (options.compression.kind != plan::Compression::Kind::none) {
-    compressed_.emplace(options.compression, exchange_, exchange_.slice_map(engine.map()), axes, registry);
+      whole_(layout, rank, engine.plan(), engine.map(), axes) {
+  base::require(options.rounds.delay == 0 || &links.axes != &axes, "rounds with a delay need axes of their own");
+  const auto fragments = plan::fragments_of(engine.plan(), options.rounds.fragments);
+  for (std::size_t f = 0; f < fragments.size(); ++f) {
+    fragments_.push_back(std::make_unique<Fragment>(
+        layout, rank, options.outer, options.compression, options.measures, engine, links_.axes, fragments[f],
+        fragments.size() == 1 ? "" : fmt::format(" of fragment {}", f), registry));
   }
+  if (options.rounds.delay > 0) background_ = std::make_unique<comm::Worker>();
 }
 
+Federation::~Federation() = default;
+
 void Federation::set_anchor() {
-  if (outer_.keeps_anchor()) outer_.set_anchor(exchange_.slice_of(engine_.parameters()));
+  for (const auto& fragment : fragments_) fragment->set_anchor(engine_.parameters());
+}
+
+void Federation::begin_round(const RoundInput& input) {
+  base::require(!is_under_way(), "round {} begins before the one before it is over", input.round);
+  const double begin = clock_.now();
+  const Fragment& fragment = *fragments_.at(static_cast<std::size_t>(input.fragment));
+  pending_ = std::make_unique<Pending>();
+  pending_->input = input;
+  pending_->began = begin;
+  if (links_.axes.replica->size() > 1) {
+    pending_->shard_digest = shard::partial_digest(engine_.plan(), engine_.parameters(), fragment.units());
+  }
+  if (!overlaps()) return;
+  pending_->brought = fragment.copy_of_slice(engine_.parameters());
+  pending_->next = std::make_unique<shard::Arena>(fragment.shard_map(), engine_.parameters().dtype());
+  pending_->work = background_->run([this, round = pending_.get()] { exchange(*round); });
+  pending_->exposed = clock_.now() - begin;
+}
+
+RoundOutcome Federation::finish_round() {
+  base::require(is_under_way(), "no round is under way");
+  const std::unique_ptr<Pending> round = std::move(pending_);
+  const double begin = overlaps() ? clock_.now() : round->began;
+  overlaps() ? round->work->wait() : exchange(*round);
+  RoundOutcome& outcome = round->outcome;
+  const int group = layout_.group_of(axes_.group->members().rank());
+  const bool left_out = std::count(outcome.left_out.begin(), outcome.left_out.end(), group) > 0;
+  const double taking = clock_.now();
+  if (overlaps()) take_over(*round, left_out ? 0 : options_.mix);
+  const double now = clock_.now();
+  outcome.exposed_seconds = round->exposed + (now - begin);
+  // Not less than what was waited for: a thread that waits is woken a little later.
+  outcome.seconds = std::max(round->exchanged - round->began + (now - taking), outcome.exposed_seconds);
+  round->measures.seconds = outcome.seconds;
+  round->measures.exposed_seconds = outcome.exposed_seconds;
+  const auto compare = [this, number = round->input.round, digest = round->digest, measures = round->measures] {
+    return coordinator_.digest(number, digest, measures).digest;
+  };
+  if (overlaps()) {
+    compared_ = background_->run([compare] { compare(); });
+  } else {
+    outcome.digest = compare();
+  }
+  return outcome;
+}
+
+void Federation::settle() {
+  if (compared_) compared_->wait();
 }
 
 RoundOutcome Federation::run_round(const RoundInput& input) {
-  const double begin = clock_.now();
+  begin_round(input);
+  return finish_round();
+}
+
+// All of a round but taking over. Beside training where there is a delay.
+void Federation::exchange(Pending& round) {
+  const RoundInput& input = round.input;
+  Fragment& fragment = *fragments_[static_cast<std::size_t>(input.fragment)];
+  const shard::Arena& parameters = round.brought ? *round.brought : engine_.parameters();
   const control::RoundPlan plan = coordinator_.propose(input.round, input.tokens, input.wants_stop);
   base::require(static_cast<int>(plan.participants.size()) == layout_.groups(),
                 "round {} has {} participants of {} groups", input.round, plan.participants.size(), layout_.groups());
-  RoundOutcome outcome;
-  outcome.stop = plan.stop;
-  const std::vector<bool> left_out = judge(input.round);
-  for (int group = 0; group < layout_.groups(); ++group) {
-    if (left_out[group]) outcome.left_out.push_back(group);
-  }
-  outcome.weights = weights_of(options_.weights, plan.tokens, left_out);
-
-  const at::Tensor mean = mean_of(outcome.weights);
-  const double drift_square = exchange_.square_distance(engine_.parameters(), mean);
-  const double norm = pseudo_gradient_norm(mean);
+  round.outcome.stop = plan.stop;
+  const std::vector<bool> left_out = judge(round, fragment);
+  round.outcome.weights = weights_of(options_.weights, plan.tokens, left_out);
+  at::Tensor mean = fragment.mean_of(parameters, round.outcome.weights);
+  round.measures.drift_square = fragment.exchange().square_distance(parameters, mean);
+  const ChangeSums changes = fragment.change_sums(parameters, mean);
+  round.brought.reset();
 
   const control::Commit commit = coordinator_.ready(input.round, plan.epoch);
   base::require(commit.participants == plan.participants, "round {} was committed with other participants than planned",
                 input.round);
-  if (compressed_) compressed_->commit();
-  exchange_.spread(outer_step(mean, input.round, norm), engine_.parameters(), comm::Purpose::aggregate);
-  outcome.seconds = clock_.now() - begin;
-
-  // Nothing is hidden behind computation: all seconds are exposed.
-  const control::RoundMeasures measures{input.step,      outcome.weights, outcome.left_out,
-                                        outcome.seconds, outcome.seconds, drift_square};
-  outcome.digest = coordinator_.digest(input.round, digest_of_group(), measures).digest;
-  return outcome;
-}
-
-// This rank's slice of it. Nothing is changed yet.
-at::Tensor Federation::mean_of(std::span<const double> weights) {
-  if (!compressed_) return exchange_.mean_of(engine_.parameters(), weights, comm::Purpose::aggregate);
-  const at::Tensor change = outer_.change_of(exchange_.slice_of(engine_.parameters()));
-  return outer_.changed_by(compressed_->mean_of(change, weights, comm::Purpose::aggregate));
-}
-
-// Of what each group brings: its parameters, or with an outer optimizer their distance from the anchor.
-std::vector<Contribution> Federation::contributions() {
-  const at::Tensor slice = exchange_.slice_of(engine_.parameters());
-  std::array<double, 2> sums{outer_.keeps_anchor() ? outer_.square_distance(slice) : square_norm_of(slice), 0.0};
-  if (axes_.replica->size() > 1) {
-    const auto digests =
-        axes_.replica->collect(shard::halves_of(shard::partial_digest(engine_.plan(), engine_.parameters())));
-    for (const auto& of_replica : digests) sums[1] += of_replica != digests[0];
-  }
-  axes_.group->sum(sums);
-  std::vector<Contribution> all;
-  for (const auto& of_group : comm::collect_by_group(axes_, sums)) all.push_back({of_group[0], of_group[1] > 0});
-  return all;
+  mean = outer_step(fragment, mean, input.round);
+  const shard::Arena& target = round.next ? *round.next : engine_.parameters();
+  fragment.exchange().spread(mean, target, comm::Purpose::aggregate);
+  round.digest = digest_of_group(fragment, target);
+  round.exchanged = clock_.now();
+  round.measures.step = input.step;
+  round.measures.fragment = input.fragment;
+  round.measures.weights = round.outcome.weights;
+  round.measures.left_out = round.outcome.left_out;
+  round.measures.change_square = changes.square;
+  round.measures.change_with_mean = changes.with_mean;
+  round.measures.mean_change_square = changes.mean_square;
+  comm::Traffic traffic = input.traffic;
+  if (links_.traffic != nullptr) traffic += links_.traffic->read();
+  round.measures.traffic = record_of(traffic);
 }
 
 // By group, whether it is left out of the round; the same on every rank.
-std::vector<bool> Federation::judge(std::int64_t round) {
-  const std::vector<std::string> faults = faults_of(contributions(), options_.guard);
+std::vector<bool> Federation::judge(Pending& round, Fragment& fragment) {
+  const shard::Arena& parameters = round.brought ? *round.brought : engine_.parameters();
+  const std::vector<std::string> faults =
+      faults_of(fragment.contributions(parameters, round.shard_digest), options_.guard);
   std::vector<bool> left_out;
   std::string said;
   for (std::size_t group = 0; group < faults.size(); ++group) {
     left_out.push_back(!faults[group].empty());
-    if (left_out.back()) said += fmt::format("{}group {}: {}", said.empty() ? "" : "; ", group, faults[group]);
+    if (!left_out.back()) continue;
+    round.outcome.left_out.push_back(static_cast<int>(group));
+    said += fmt::format("{}group {}: {}", said.empty() ? "" : "; ", group, faults[group]);
   }
   if (said.empty()) return left_out;
   if (std::find(left_out.begin(), left_out.end(), false) == left_out.end()) {
-    base::fail<base::RunError>("round {}: no group is left to be averaged: {}", round, said);
+    base::fail<base::RunError>("round {}: no group is left to be averaged: {}", round.input.round, said);
   }
-  base::log_error("round {} leaves out {}; it receives the average of the others", round, said);
+  base::log_error("round {} leaves out {}; it receives the average of the others", round.input.round, said);
   return left_out;
 }
 
 // The new parameters of this rank's slice.
-at::Tensor Federation::outer_step(const at::Tensor& mean, std::int64_t round, double norm) {
-  const at::Tensor parameters = outer_.step(mean, norm, engine_.parameters().dtype());
+at::Tensor Federation::outer_step(Fragment& fragment, const at::Tensor& mean, std::int64_t round) {
+  const at::Tensor parameters = fragment.outer_step(mean);
   // What groups bring is sound, so only the step itself can have led there.
-  if (outer_.keeps_anchor() && !at::isfinite(parameters).all().item<bool>()) {
+  if (fragment.keeps_anchor() && !at::isfinite(parameters).all().item<bool>()) {
     base::fail<base::RunError>(
         "round {}: the outer step leads to parameters that are not finite: lower [federation] outer_lr or set "
         "outer_max_norm",
@@ -128,26 +192,34 @@ at::Tensor Federation::outer_step(const at::Tensor& mean, std::int64_t round, do
   return parameters;
 }
 
-// The same on every rank of the world, to the bit: groups of other shapes would add up in another order.
-double Federation::pseudo_gradient_norm(const at::Tensor& mean) {
-  if (options_.outer.max_norm == 0) return 0;
-  std::array<double, 1> square{outer_.square_distance(mean)};
-  axes_.group->sum(square);
-  return std::sqrt(comm::collect_by_group(axes_, square)[0][0]);
-}
-
 // This rank's summand of its group's digest: the first replica's ranks count, the others must agree with them.
-std::uint64_t Federation::digest_of_group() {
-  const std::uint64_t digest = shard::partial_digest(engine_.plan(), engine_.parameters());
-  const auto by_replica = axes_.replica->collect(shard::halves_of(digest));
-  for (std::size_t replica = 0; replica < by_replica.size(); ++replica) {
-    if (by_replica[replica] != by_replica[0]) {
+std::uint64_t Federation::digest_of_group(const Fragment& fragment, const shard::Arena& parameters) {
+  const std::uint64_t digest = shard::partial_digest(engine_.plan(), parameters, fragment.units());
+  comm::Communicator& replica = *links_.axes.replica;
+  const auto by_replica = replica.collect(shard::halves_of(digest));
+  for (std::size_t r = 0; r < by_replica.size(); ++r) {
+    if (by_replica[r] != by_replica[0]) {
       base::fail<base::RunError>(
           "ranks {} and {} are replicas of one shard but hold different parameters after the round",
-          axes_.replica->members().ranks[0], axes_.replica->members().ranks[replica]);
+          replica.members().ranks[0], replica.members().ranks[r]);
     }
   }
-  return axes_.replica->index() == 0 ? digest : 0;
+  return replica.index() == 0 ? digest : 0;
+}
+
+// parameters = mix parameters + (1 - mix) next, worked out in fp32. With mix 0 these are next's bits, whatever was
+// there before.
+void Federation::take_over(const Pending& round, double mix) {
+  const c10::NoGradGuard no_grad;
+  for (const shard::ArenaPiece& piece : round.next->map().pieces()) {
+    const at::Tensor next = round.next->slice(piece.unit, piece.range);
+    const at::Tensor mine = engine_.parameters().slice(piece.unit, piece.range);
+    if (mix == 0) {
+      mine.copy_(next);
+    } else {
+      mine.copy_(mine.to(at::kFloat).mul(mix).add_(next.to(mine.device(), at::kFloat), 1 - mix));
+    }
+  }
 }
 
 shard::Arena Federation::mean_parameters(std::int64_t tokens_since_round) {
@@ -158,10 +230,10 @@ shard::Arena Federation::mean_parameters(std::int64_t tokens_since_round) {
   }
   shard::Arena mean(engine_.map(), engine_.parameters().dtype());
   mean.flat().copy_(engine_.parameters().flat());  // of which frozen units stay
-  if (std::accumulate(tokens.begin(), tokens.end(), std::int64_t{0}) > 0) {
-    exchange_.spread(
-        exchange_.mean_of(engine_.parameters(), weights_of(options_.weights, tokens), comm::Purpose::state), mean,
-        comm::Purpose::state);
+  const bool never_alike = options_.mix > 0 || fragments_.size() > 1;
+  if (never_alike || std::accumulate(tokens.begin(), tokens.end(), std::int64_t{0}) > 0) {
+    whole_.spread(whole_.mean_of(engine_.parameters(), weights_of(options_.weights, tokens), comm::Purpose::state),
+                  mean, comm::Purpose::state);
   }
   return mean;
 }

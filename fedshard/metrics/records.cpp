@@ -41,12 +41,15 @@ void visit_fields(R& r, Visit&& visit) {
 template <Of<RoundRecord> R, class Visit>
 void visit_fields(R& r, Visit&& visit) {
   visit("round", r.round);
+  visit("fragment", r.fragment);
   visit("seconds", r.seconds);
   visit("exposed_seconds", r.exposed_seconds);
   visit("participants", r.participants);
   visit("weights", r.weights);
   visit("left_out", r.left_out);
   visit("drift", r.drift);
+  visit("change_norm", r.change_norm);
+  visit("cosine", r.cosine);
   visit("tokens_per_s", r.tokens_per_s);
   visit("digest", r.digest);
 }
@@ -181,6 +184,18 @@ Record record_from_json(const json& line) {
     base::fail<base::RunError>("a record of kind '{}' cannot be read: {}", kind, e.what());
   }
   base::fail<base::RunError>("a record of the unknown kind '{}' cannot be read", kind);
+}
+
+TrafficRecord& TrafficRecord::operator+=(const TrafficRecord& other) {
+  intra_group += other.intra_group;
+  inter_group += other.inter_group;
+  gather += other.gather;
+  reduce += other.reduce;
+  replica += other.replica;
+  aggregate += other.aggregate;
+  state += other.state;
+  control += other.control;
+  return *this;
 }
 
 json finite(json line) {

@@ -47,14 +47,18 @@ struct RoundRecord {
   std::int64_t step = 0;
   double time_s = 0;
   std::int64_t round = 0;  // from 1
+  int fragment = 0;        // of the model
   double seconds = 0;
   double exposed_seconds = 0;     // of them, those in which nothing was computed
   std::vector<int> participants;  // group ids
   std::vector<double> weights;    // by participant
   std::vector<int> left_out;      // participants whose contribution was not sound: they received the others' average
   std::vector<double> drift;      // by participant: norm of the difference to the mean
-  double tokens_per_s = 0;        // of the world
-  std::string digest;             // 16 hexadecimal digits
+  // By participant, empty where no anchor is kept: of its change since the last round (the pseudo-gradient) the norm,
+  // and the cosine to the mean one.
+  std::vector<double> change_norm, cosine;
+  double tokens_per_s = 0;  // of the world
+  std::string digest;       // 16 hexadecimal digits
   bool operator==(const RoundRecord&) const = default;
 };
 
@@ -83,6 +87,7 @@ struct TrafficRecord {
   std::int64_t aggregate = 0;
   std::int64_t state = 0;
   std::int64_t control = 0;
+  TrafficRecord& operator+=(const TrafficRecord& other);  // of bytes
   bool operator==(const TrafficRecord&) const = default;
 };
 

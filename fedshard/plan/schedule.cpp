@@ -115,6 +115,7 @@ const char* name_of(OpKind kind) {
 std::string describe(const ModelPlan& plan, const Op& op) {
   std::string text = op.micro_step >= 0 ? fmt::format("m{} {}", op.micro_step, name_of(op.kind)) : name_of(op.kind);
   if (op.stage >= 0) return text + " " + plan.stages[op.stage].name;
+  if (op.fragment >= 0) return fmt::format("{} fragment {}", text, op.fragment);
   return op.unit >= 0 ? text + " " + plan.units[op.unit].name : text;
 }
 
@@ -143,17 +144,6 @@ Schedule step_schedule(const ModelPlan& plan, const ScheduleOptions& options) {
 Schedule evaluation_schedule(const ModelPlan& plan, int prefetch) {
   Schedule schedule;
   append_passes(plan, {.prefetch = prefetch}, false, schedule);
-  return schedule;
-}
-
-Schedule round_schedule(const ModelPlan& plan, const ScheduleOptions& options, int every) {
-  Schedule schedule;
-  for (int step = 0; step < every; ++step) {
-    const Schedule one = step_schedule(plan, options);
-    schedule.insert(schedule.end(), one.begin(), one.end());
-  }
-  schedule.push_back({OpKind::exchange});
-  schedule.push_back({OpKind::apply});
   return schedule;
 }
 

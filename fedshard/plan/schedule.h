@@ -19,6 +19,7 @@ struct Op {
   int unit = -1;        // of gather, release, reduce and step
   int stage = -1;       // of forward, recompute and backward
   int micro_step = -1;  // -1 for step, exchange and apply
+  int fragment = -1;    // of exchange and apply (rounds.h)
   bool operator==(const Op&) const = default;
 };
 std::string describe(const ModelPlan& plan, const Op& op);  // "m0 gather model.layers.1"
@@ -52,8 +53,5 @@ Schedule step_schedule(const ModelPlan& plan, const ScheduleOptions& options);
 
 // A forward pass alone.
 Schedule evaluation_schedule(const ModelPlan& plan, int prefetch);
-
-// K steps of training, then the exchange between the groups and its application.
-Schedule round_schedule(const ModelPlan& plan, const ScheduleOptions& options, int every);
 
 }  // namespace fedshard::plan

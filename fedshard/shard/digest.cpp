@@ -51,14 +51,13 @@ std::uint64_t mix(std::uint64_t global_index, std::uint32_t bits) {
   return finalise(finalise(global_index + 0x9e3779b97f4a7c15ULL) ^ bits);
 }
 
-std::uint64_t partial_digest(const plan::ModelPlan& plan, const Arena& arena) {
+std::uint64_t partial_digest(const plan::ModelPlan& plan, const Arena& arena, const std::vector<bool>& units) {
   std::uint64_t sum = 0;
-  for (int u = 0; u < arena.map().units(); ++u) {
-    if (plan.units[u].frozen) continue;
-    const topology::Range held = arena.map().range(u);
-    const at::Tensor on_host = arena.real(u).to(at::kCPU, at::kFloat);
+  for (const auto& [unit, held, offset] : arena.map().pieces()) {
+    if (plan.units[unit].frozen || (!units.empty() && !units[unit])) continue;
+    const at::Tensor on_host = arena.slice(unit, held).to(at::kCPU, at::kFloat);
     const float* values = on_host.const_data_ptr<float>();
-    for (const plan::GlobalRun& run : plan.global_runs(u, held)) {
+    for (const plan::GlobalRun& run : plan.global_runs(unit, held)) {
       for (std::int64_t i = 0; i < run.range.size(); ++i) {
         std::uint32_t bits = 0;
         std::memcpy(&bits, values + (run.range.begin - held.begin) + i, sizeof bits);

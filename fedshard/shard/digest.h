@@ -4,6 +4,7 @@
 #pragma once
 #include <array>
 #include <cstdint>
+#include <vector>
 
 #include "fedshard/comm/axes.h"
 #include "fedshard/plan/units.h"
@@ -11,8 +12,9 @@
 
 namespace fedshard::shard {
 
-// Of the part of the model that this rank's shard of the arena holds (padding left out).
-std::uint64_t partial_digest(const plan::ModelPlan& plan, const Arena& arena);
+// Of what this rank's arena holds of the model (padding and frozen units left out): all of it, or of the units that
+// `units` names, one word a unit.
+std::uint64_t partial_digest(const plan::ModelPlan& plan, const Arena& arena, const std::vector<bool>& units = {});
 
 // Of all parameters that train, the same on every rank. Collective over the world. Throws RunError
 // on every rank, naming two ranks, where replicas of a group or whole groups hold different parameters: what groups

@@ -14,6 +14,7 @@
 #include "fedshard/model/dims.h"
 #include "fedshard/plan/compression.h"
 #include "fedshard/plan/outer.h"
+#include "fedshard/plan/rounds.h"
 #include "fedshard/plan/updates.h"
 #include "fedshard/topology/layout.h"
 
@@ -125,6 +126,10 @@ struct FederationConfig {
   std::optional<std::int64_t> top_k;  // topk; likewise
   double guard = 10;                  // 0: only what is not finite is left out
   InnerState inner_state = InnerState::keep;
+  std::int64_t delay = 0;      // steps from an exchange's begin to its application
+  double mix = 0;              // what a group keeps of its own where it applies one; with a delay
+  std::int64_t fragments = 1;  // parts of the model that are exchanged apart
+  bool measures = false;       // keep an anchor also where only the measures of a round need one
   bool operator==(const FederationConfig&) const = default;
 };
 
@@ -187,6 +192,9 @@ plan::Compression compression_of(const FederationConfig& config);
 // Checks what needs no data: that nothing required is missing, that values fit together, that the model exists and
 // `world` ranks can be laid out. Returns that layout. Throws UsageError naming the keys or numbers.
 topology::Layout validate(const Config& config, int world);
+
+// When groups exchange what.
+plan::RoundOptions round_options(const FederationConfig& config);
 
 // What is allowed and rarely meant, a sentence each, for people to read before the first step.
 std::vector<std::string> warnings_of(const Config& config);

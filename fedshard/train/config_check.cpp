@@ -100,6 +100,24 @@ void check_schedule(const Config& config) {
   }
 }
 
+void check_rounds(const Config& config, const topology::Layout& layout) {
+  const FederationConfig& f = config.federation;
+  try {
+    plan::check_rounds(round_options(f));
+    if (layout.groups() > 1) {
+      plan::fragments_of(plan::freeze(plan::llama_plan(dims_of(config.model)), config.training.freeze),
+                         static_cast<int>(f.fragments));
+    }
+  } catch (const UsageError& e) {
+    fail<UsageError>("[federation] {}", e.what());
+  }
+  if (f.inner_state != InnerState::keep && (f.delay > 0 || f.fragments > 1)) {
+    fail<UsageError>(
+        "[federation] inner_state = \"reset\" needs rounds of the whole model at once: set delay = 0 and fragments = "
+        "1");
+  }
+}
+
 void check_federation(const FederationConfig& config, const topology::Layout& layout) {
   if (config.guard > 0 && config.guard < 1) {
     fail<UsageError>(
@@ -193,6 +211,10 @@ plan::Compression compression_of(const FederationConfig& config) {
   return compression;
 }
 
+plan::RoundOptions round_options(const FederationConfig& config) {
+  return {config.every, static_cast<int>(config.fragments), config.delay};
+}
+
 std::vector<std::string> warnings_of(const Config& config) {
   std::vector<std::string> warnings;
   if (config.training.master_dtype == Dtype::bf16) {
@@ -200,6 +222,12 @@ std::vector<std::string> warnings_of(const Config& config) {
         "[training] master_dtype = \"bf16\" loses every update that is less than about a 500th of its parameter, at a "
         "learning rate of {:g} as at any other; fp32 (the default) loses none",
         config.optimizer.lr));
+  }
+  if (config.federation.delay > 0 && config.federation.mix == 0) {
+    warnings.push_back(fmt::format(
+        "[federation] delay = {} with mix = 0 drops what groups train in these steps of every round; Streaming DiLoCo "
+        "keeps half (mix = 0.5)",
+        config.federation.delay));
   }
   return warnings;
 }
@@ -212,6 +240,7 @@ topology::Layout validate(const Config& config, int world) {
   check_fused_backward(config);
   topology::Layout layout = lay_out(config.parallelism, world);
   check_federation(config.federation, layout);
+  check_rounds(config, layout);
   return layout;
 }
 

@@ -93,6 +93,7 @@ bool is_not_sgd(const Config& c) { return c.optimizer.name != OptimizerName::sgd
 bool is_not_adamw(const Config& c) { return c.optimizer.name != OptimizerName::adamw; }
 bool decays(const Config& c) { return c.lr_scheduler.decay != Decay::none; }
 bool sends_top_k(const Config& c) { return c.federation.compress == plan::Compression::Kind::topk; }
+bool has_delay(const Config& c) { return c.federation.delay > 0; }
 bool has_blocks(const Config& c) { return plan::has_blocks(c.federation.compress); }
 bool is_adaptive(const Config& c) { return plan::outer_moments_of(c.federation.outer) == 2; }
 bool has_outer_momentum(const Config& c) { return plan::outer_moments_of(c.federation.outer) == 1; }
@@ -291,7 +292,20 @@ void add_federation_and_comm(std::vector<Key>& keys) {
           "its parameters, or where an anchor is kept (any `outer` but plain `fedavg`, any `compress`) of their change "
           "since the last round. Its own optimizer then starts anew. 0: whatever norm is finite; otherwise at least 1.")
       .key("inner_state", &F::inner_state, any,
-           "What a round does with the moments of a group's own optimizer: `keep`, or `reset` to nothing.");
+           "What a round does with the moments of a group's own optimizer: `keep`, or `reset` to nothing.")
+      .key("delay", &F::delay, between(0, 1 << 30),
+           "Steps that groups train on while an exchange runs beside them, on communicators and a thread of its own, "
+           "before they apply what it has brought; at most those between two exchanges. Costs a copy of the rank's "
+           "slice and of its shard.")
+      .key("mix", &F::mix, from_below(0, 1),
+           "What a group keeps of its own parameters where it applies an exchange: they become `mix` times these plus "
+           "1 - `mix` times the new ones. 0 drops what it has trained during the delay.")
+      .only_when("delay is more than 0", has_delay)
+      .key("fragments", &F::fragments, between(1, 1 << 20),
+           "Parts of the model (every so-manieth unit) that are exchanged apart, one after another over the `every` "
+           "steps: as many bytes, but never all at once. At most `every`, and at most the model's units.")
+      .key("measures", &F::measures, any,
+           "Keep an anchor even where only `change_norm` and `cosine` of the `round` records need one.");
   Adder<C>(keys, "comm", &Config::comm)
       .key("backend", &C::backend, any,
            "What moves tensors between ranks: `gloo` between CPUs, `nccl` between GPUs, one a rank, which then compute "

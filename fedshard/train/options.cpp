@@ -89,6 +89,9 @@ federation::FederationOptions federation_options(const Config& config) {
   options.outer = outer_options(config.federation);
   options.compression = compression_of(config.federation);
   options.guard = config.federation.guard;
+  options.rounds = round_options(config.federation);
+  options.mix = config.federation.mix;
+  options.measures = config.federation.measures;
   return options;
 }
 

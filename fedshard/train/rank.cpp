@@ -58,6 +58,9 @@ struct Connections {
   std::unique_ptr<comm::Backend> backend;
   at::Device device = at::kCPU;  // that computes
   comm::Axes axes;
+  // For rounds with a delay, which run beside training: what they exchange is the host's.
+  std::unique_ptr<comm::TrafficCounter> round_traffic;
+  std::optional<comm::Axes> round_axes;
 };
 
 std::shared_ptr<comm::Store> open_store(const Config& config, const control::Place& place) {
@@ -104,6 +107,10 @@ void connect(const Config& config, const topology::Layout& layout, const control
     connect = comm::connect_over_nccl(to.store, {to.device, timeout_of(config), connect}, *to.traffic, watcher);
   }
   to.axes = comm::make_axes(layout, place.rank, connect);
+  if (config.federation.delay == 0 || layout.groups() == 1) return;
+  to.round_traffic = std::make_unique<comm::TrafficCounter>(comm::groups_by_rank(layout));
+  to.round_axes = comm::make_axes(
+      layout, place.rank, comm::connect_over_messages(*to.backend, *to.round_traffic, watcher), ", beside training");
 }
 
 base::ExitStatus train(const Config& config, const topology::Layout& layout, const control::Place& place,
@@ -116,8 +123,9 @@ base::ExitStatus train(const Config& config, const topology::Layout& layout, con
   }
   base::ExitStatus status{};
   {
-    Trainer trainer({config, layout, place.rank, inputs, connections.axes, *connections.traffic,
-                     *connections.coordinator, trace.get(), connections.device});
+    Connections& c = connections;
+    Trainer trainer({config, layout, place.rank, inputs, c.axes, *c.traffic, c.round_axes ? *c.round_axes : c.axes,
+                     c.round_traffic ? *c.round_traffic : *c.traffic, *c.coordinator, trace.get(), c.device});
     status = trainer.run();
   }
   if (trace) trace->close();

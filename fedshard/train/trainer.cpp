@@ -20,10 +20,12 @@ Trainer::Trainer(const RankContext& context)
               engine_options(context.config, context.device), registry_),
       optimizer_(optim::make_optimizer(optimizer_options(context.config), engine_, context.axes, registry_)),
       lr_schedule_(lr_schedule(context.config)),
+      rounds_(round_options(context.config.federation)),
       federation_(context.layout, context.rank, federation_options(context.config), engine_, context.axes,
-                  context.coordinator, registry_),
+                  context.coordinator, registry_, {context.round_axes, &context.round_traffic}),
       loader_(context.inputs.train, static_cast<std::uint64_t>(context.config.training.seed),
-              dealing_of(context.config, context.layout.world(), context.rank)) {
+              dealing_of(context.config, context.layout.world(), context.rank)),
+      tokens_at_(static_cast<std::size_t>(rounds_.fragments), 0) {
   load_weights();
   trace_operations();
 }
@@ -34,9 +36,11 @@ base::ExitStatus Trainer::run() {
   record_start();
   while (step_ < context_.config.training.steps && !stop_) {
     train_step();
-    if (round_is_due()) finish_round();
+    run_rounds();
     if (validation_is_due()) validate();
   }
+  if (federation_.is_under_way()) finish_round();
+  federation_.settle();
   if (validated_step_ != step_) validate();
   record_traffic();
   record_end();
@@ -72,18 +76,30 @@ void Trainer::count(const shard::StepResult& result) {
   }
   ++updates_;
   tokens_ += static_cast<std::int64_t>(result.tokens);
-  tokens_since_round_ += static_cast<std::int64_t>(result.tokens);
 }
 
-bool Trainer::round_is_due() const {
-  return context_.layout.groups() > 1 && step_ % context_.config.federation.every == 0;
+// Every K steps all groups' models become one: their weighted mean, or where the outer optimizer goes from there. What
+// is begun here may be finished some steps later, and fragments of the model may take turns.
+void Trainer::run_rounds() {
+  if (context_.layout.groups() == 1) return;
+  for (const plan::Op& op : plan::round_operations(rounds_, step_)) {
+    op.kind == plan::OpKind::exchange ? begin_round(op.fragment) : finish_round();
+  }
 }
 
-// Every K steps all groups' models become one: their weighted mean, or where the outer optimizer goes from there.
+void Trainer::begin_round(int fragment) {
+  std::int64_t& tokens_before = tokens_at_[static_cast<std::size_t>(fragment)];
+  federation_.begin_round({.round = ++round_,
+                           .step = step_,
+                           .tokens = tokens_ - tokens_before,
+                           .wants_stop = past_time_limit(),
+                           .fragment = fragment,
+                           .traffic = rounds_.delay > 0 ? context_.traffic.read() : comm::Traffic{}});
+  tokens_before = tokens_;
+}
+
 void Trainer::finish_round() {
-  const federation::RoundOutcome outcome = federation_.run_round(
-      {.round = ++round_, .step = step_, .tokens = tokens_since_round_, .wants_stop = past_time_limit()});
-  tokens_since_round_ = 0;
+  const federation::RoundOutcome outcome = federation_.finish_round();
   stop_ = outcome.stop;
   // Moments of a group that was not sound would lead it astray again.
   const bool left_out = std::count(outcome.left_out.begin(), outcome.left_out.end(), at_.group) > 0;
@@ -91,7 +107,6 @@ void Trainer::finish_round() {
     optimizer_->reset();
     updates_ = 0;
   }
-  record_traffic();
 }
 
 bool Trainer::validation_is_due() const {
@@ -111,9 +126,10 @@ void Trainer::validate() {
     return eval::evaluate(engine_, parameters, *context_.inputs.eval, context_.layout.world(), context_.rank,
                           context_.axes, options);
   };
-  const eval::EvalResult result = context_.layout.groups() > 1
-                                      ? evaluate(federation_.mean_parameters(tokens_since_round_))
-                                      : evaluate(engine_.parameters());
+  const eval::EvalResult result =
+      context_.layout.groups() > 1
+          ? evaluate(federation_.mean_parameters(tokens_ - *std::min_element(tokens_at_.begin(), tokens_at_.end())))
+          : evaluate(engine_.parameters());
   const double spent = clock_.now() - begin;
   validation_s_ += spent;
   last_record_s_ += spent;

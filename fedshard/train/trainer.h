@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "fedshard/base/clock.h"
 #include "fedshard/base/error.h"
@@ -14,6 +15,7 @@
 #include "fedshard/nn/unit_module.h"
 #include "fedshard/optim/lr_schedule.h"
 #include "fedshard/optim/optimizer.h"
+#include "fedshard/plan/rounds.h"
 #include "fedshard/shard/engine.h"
 #include "fedshard/train/config.h"
 #include "fedshard/train/inputs.h"
@@ -28,6 +30,9 @@ struct RankContext {
   const Inputs& inputs;
   comm::Axes& axes;
   const comm::TrafficCounter& traffic;
+  // What rounds talk over, and its counter: the same two, or where rounds have a delay others.
+  comm::Axes& round_axes;
+  const comm::TrafficCounter& round_traffic;
   control::CoordinatorClient& coordinator;
   metrics::Trace* trace = nullptr;  // null: none wanted
   at::Device device = at::kCPU;     // that computes
@@ -44,7 +49,8 @@ class Trainer {
  private:
   void train_step();
   void count(const shard::StepResult& result);
-  bool round_is_due() const;
+  void run_rounds();
+  void begin_round(int fragment);
   void finish_round();
   bool validation_is_due() const;
   void validate();
@@ -56,6 +62,7 @@ class Trainer {
   void trace_operations();
   void record_start();
   void record_step(const shard::StepResult& result, double lr);
+  comm::Traffic traffic() const;  // of this rank
   void record_traffic();
   void record_end();
   void send(const metrics::Record& record) { context_.coordinator.record(metrics::to_json(record)); }
@@ -70,6 +77,7 @@ class Trainer {
   shard::Engine engine_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   optim::LrSchedule lr_schedule_;
+  plan::RoundOptions rounds_;
   federation::Federation federation_;
   data::Loader loader_;
 
@@ -77,9 +85,9 @@ class Trainer {
   std::int64_t updates_ = 0;  // of the optimizer, since it began or was reset
   std::int64_t skipped_ = 0;  // steps
   int skipped_in_row_ = 0;
-  std::int64_t round_ = 0;               // rounds done
+  std::int64_t round_ = 0;               // rounds begun
   std::int64_t tokens_ = 0;              // of this group, since the run began
-  std::int64_t tokens_since_round_ = 0;  // of this group
+  std::vector<std::int64_t> tokens_at_;  // by fragment, those when its last round began
   std::int64_t validated_step_ = -1;     // the step after which the last validation ran
   bool stop_ = false;                    // at the time limit; all ranks of the group (with rounds: of the world) agree
 

@@ -80,8 +80,14 @@ void Trainer::record_step(const shard::StepResult& result, double lr) {
   send(record);
 }
 
+comm::Traffic Trainer::traffic() const {
+  comm::Traffic traffic = context_.traffic.read();
+  if (rounds_.delay > 0) traffic += context_.round_traffic.read();
+  return traffic;
+}
+
 void Trainer::record_traffic() {
-  const comm::Traffic traffic = context_.traffic.read();
+  const comm::Traffic traffic = this->traffic();
   std::vector<double> totals{static_cast<double>(traffic.intra_group), static_cast<double>(traffic.inter_group)};
   for (const std::int64_t bytes : traffic.by_purpose) totals.push_back(static_cast<double>(bytes));
   comm::sum_over_world(context_.axes, totals);

@@ -13,9 +13,10 @@
 
 namespace fedshard::testing_support {
 
-// Calls body(rank, axes) for every rank, each on a thread of its own; rethrows the first exception. Returns the bytes
-// that all ranks sent.
-inline comm::Traffic on_ranks(const topology::Layout& layout, const std::function<void(int, comm::Axes&)>& body) {
+// Calls body(rank, axes, others) for every rank, each on a thread of its own, with two sets of axes; rethrows the first
+// exception. Returns the bytes that all ranks sent.
+inline comm::Traffic on_ranks(const topology::Layout& layout,
+                              const std::function<void(int, comm::Axes&, comm::Axes&)>& body) {
   comm::LoopbackWorld world(std::chrono::seconds(30));
   comm::TrafficCounter counter(comm::groups_by_rank(layout));
   std::mutex mutex;
@@ -27,7 +28,9 @@ inline comm::Traffic on_ranks(const topology::Layout& layout, const std::functio
         at::set_num_threads(1);  // of OpenMP; more would only wait for one another, in spins
         const auto backend = world.backend(rank);
         comm::Axes axes = comm::make_axes(layout, rank, *backend, counter);
-        body(rank, axes);
+        comm::Axes others =
+            comm::make_axes(layout, rank, comm::connect_over_messages(*backend, counter, nullptr), ", others");
+        body(rank, axes, others);
       } catch (...) {
         {
           const std::lock_guard lock(mutex);
@@ -40,6 +43,11 @@ inline comm::Traffic on_ranks(const topology::Layout& layout, const std::functio
   for (std::thread& thread : threads) thread.join();
   if (first) std::rethrow_exception(first);
   return counter.read();
+}
+
+// With one set of axes.
+inline comm::Traffic on_ranks(const topology::Layout& layout, const std::function<void(int, comm::Axes&)>& body) {
+  return on_ranks(layout, [&](int rank, comm::Axes& axes, comm::Axes&) { body(rank, axes); });
 }
 
 }  // namespace fedshard::testing_support

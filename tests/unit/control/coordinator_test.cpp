@@ -97,7 +97,9 @@ void train(Job& run, int rank, int rounds) {
     EXPECT_EQ(plan.stop, round == rounds);
     EXPECT_EQ(client.ready(round, plan.epoch).participants, plan.participants);
     const bool is_first = run.members.first_rank(group) == rank;
-    EXPECT_EQ(client.digest(round, is_first ? 1000 + round : 0, {round, {}, {}, 1, 0, 1}).digest, 1000U + round);
+    RoundMeasures measures{round, {}, {}, 1, 0, 1};
+    measures.traffic.gather = rank + 1;
+    EXPECT_EQ(client.digest(round, is_first ? 1000 + round : 0, measures).digest, 1000U + round);
   }
   EXPECT_EQ(client.collectives(), rounds);
   client.goodbye(0);
@@ -117,9 +119,14 @@ TEST(Coordinator, RoundsOfOneTwoAndThreeGroups) {
     EXPECT_EQ(status.rejected_frames, 0) << status.last_rejection;
     EXPECT_EQ(status.refused_clients, 0);
     EXPECT_EQ(status.latest_step.back()["step"], kRounds);
-    EXPECT_EQ(run.records.size(), static_cast<std::size_t>(kRounds * (run.members.ranks() + 1)));
-    EXPECT_EQ(run.records.back()["kind"], "round");
-    EXPECT_EQ(run.records.back()["drift"].size(), sizes.size());
+    const std::int64_t ranks = run.members.ranks();
+    ASSERT_EQ(std::ssize(run.records), kRounds * (ranks + 2));
+    const auto& round = *std::prev(run.records.end(), 2);
+    EXPECT_EQ(round["kind"], "round");
+    EXPECT_EQ(round["drift"].size(), sizes.size());
+    EXPECT_EQ(run.records.back()["kind"], "traffic");
+    EXPECT_EQ(run.records.back()["step"], kRounds);
+    EXPECT_EQ(run.records.back()["gather"], ranks * (ranks + 1) / 2);
     double last = 0;
     for (const auto& record : run.records) {
       EXPECT_GE(record["time_s"], last);

@@ -80,7 +80,14 @@ TEST(Messages, KeepAllBitsOfADigestAndSayNaN) {
     EXPECT_EQ(through(Digest{1, 0, bits, {}}).sum, bits);
   }
   const double nan = std::numeric_limits<double>::quiet_NaN();
-  const auto measures = through(Digest{1, 0, 2, {8, {0.25, 0.75}, {0}, 0.1, 0.2, nan}}).measures;
+  RoundMeasures given{8, {0.25, 0.75}, {0}, 0.1, 0.2, nan, 3, 0.5, nan, 0.75};
+  given.traffic = {0, 0, 1, 2, 3, 4, 5, 6, 7, std::int64_t{1} << 53};
+  const auto measures = through(Digest{1, 0, 2, given}).measures;
+  EXPECT_EQ(measures.traffic, given.traffic);
+  EXPECT_EQ(measures.fragment, 3);
+  EXPECT_EQ(measures.change_square, 0.5);
+  EXPECT_TRUE(std::isnan(measures.change_with_mean));
+  EXPECT_EQ(measures.mean_change_square, 0.75);
   EXPECT_EQ(measures.step, 8);
   EXPECT_EQ(measures.weights, (std::vector<double>{0.25, 0.75}));
   EXPECT_EQ(measures.left_out, std::vector<int>{0});

@@ -39,9 +39,11 @@ struct Aftermath {
 };
 
 using RankBody = std::function<void(int rank, comm::Axes&, control::CoordinatorClient&)>;
+// With a second set of axes, for what runs beside training.
+using OverlappingBody = std::function<void(int rank, comm::Axes&, comm::Axes&, control::CoordinatorClient&)>;
 
 // Calls `body` for every rank. One that throws reports its error and breaks the connections, as a process that dies.
-inline Aftermath on_federated_ranks(const topology::Layout& layout, const RankBody& body) {
+inline Aftermath on_federated_ranks(const topology::Layout& layout, const OverlappingBody& body) {
   Aftermath aftermath;
   aftermath.errors.resize(static_cast<std::size_t>(layout.world()));
   std::mutex mutex;
@@ -53,13 +55,13 @@ inline Aftermath on_federated_ranks(const topology::Layout& layout, const RankBo
   const control::RunToken token = options.token;
   control::Coordinator coordinator(std::move(options));
   try {
-    aftermath.traffic = testing_support::on_ranks(layout, [&](int rank, comm::Axes& axes) {
+    aftermath.traffic = testing_support::on_ranks(layout, [&](int rank, comm::Axes& axes, comm::Axes& others) {
       control::ClientOptions mine{coordinator.endpoint(), token};
       mine.rank = rank;
       mine.group = layout.group_of(rank);
       control::CoordinatorClient client(std::move(mine));
       try {
-        body(rank, axes, client);
+        body(rank, axes, others, client);
         client.goodbye(0);
       } catch (const base::Error& e) {
         client.report_error(e.what(), static_cast<int>(e.status()));
@@ -74,6 +76,12 @@ inline Aftermath on_federated_ranks(const topology::Layout& layout, const RankBo
   coordinator.stop();
   aftermath.status = coordinator.status();
   return aftermath;
+}
+
+inline Aftermath on_federated_ranks(const topology::Layout& layout, const RankBody& body) {
+  return on_federated_ranks(layout, [&](int rank, comm::Axes& axes, comm::Axes&, control::CoordinatorClient& client) {
+    body(rank, axes, client);
+  });
 }
 
 // What a test does when a rank's communicator is used. `number` counts the uses from 1.

@@ -169,14 +169,6 @@ TEST(Schedule, EvaluationGathersEachUnitOnce) {
   }
 }
 
-TEST(Schedule, ARoundIsItsStepsThenExchangeAndApply) {
-  const ModelPlan plan = chain(3, false, true);
-  const Schedule round = round_schedule(plan, {}, 4);
-  EXPECT_EQ(round.size(), 4 * step_schedule(plan, {}).size() + 2);
-  EXPECT_EQ(round[round.size() - 2].kind, OpKind::exchange);
-  EXPECT_EQ(round.back().kind, OpKind::apply);
-}
-
 TEST(Freeze, SplitsUnitsAndKeepsGlobalIndices) {
   ModelPlan plan{{{"a", {{"a.w", {2, 3}, {}}, {"a.b", {1}, {}}, {"a.v", {4}, {}}}}, {"z", {{"z.w", {5}, {}}}}},
                  {{"first", {0}}, {"last", {1}}}};

@@ -1,0 +1,95 @@
+#include "fedshard/federation/fragment.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include <array>
+#include <cmath>
+#include <utility>
+
+#include "fedshard/shard/digest.h"
+
+namespace fedshard::federation {
+namespace {
+
+double square_norm_of(const at::Tensor& values) {
+  const at::Tensor wide = values.to(at::kFloat);
+  const float* v = wide.const_data_ptr<float>();
+  double square = 0;
+  for (std::int64_t i = 0; i < wide.numel(); ++i) square += static_cast<double>(v[i]) * v[i];
+  return square;
+}
+
+}  // namespace
+
+Fragment::Fragment(const topology::Layout& layout, int rank, const OuterOptions& outer,
+                   const plan::Compression& compression, bool keeps_anchor, const shard::Engine& engine,
+                   comm::Axes& axes, std::vector<bool> units, const std::string& suffix, shard::StateRegistry& registry)
+    : options_(outer),
+      axes_(axes),
+      units_(std::move(units)),
+      exchange_(layout, rank, engine.plan(), engine.map(), axes, units_),
+      slice_map_(exchange_.slice_map(engine.map())),
+      shard_map_(exchange_.shard_map(engine.map())),
+      dtype_(engine.parameters().dtype()),
+      outer_(outer, keeps_anchor || compression.kind != plan::Compression::Kind::none, slice_map_, registry, suffix) {
+  if (compression.kind != plan::Compression::Kind::none) {
+    compressed_.emplace(compression, exchange_, slice_map_, axes, registry, suffix);
+  }
+}
+
+void Fragment::set_anchor(const shard::Arena& parameters) {
+  if (keeps_anchor()) outer_.set_anchor(exchange_.slice_of(parameters));
+}
+
+std::unique_ptr<shard::Arena> Fragment::copy_of_slice(const shard::Arena& parameters) const {
+  auto copy = std::make_unique<shard::Arena>(slice_map_, dtype_);
+  for (const shard::ArenaPiece& piece : slice_map_.pieces()) {
+    copy->slice(piece.unit, piece.range).copy_(parameters.slice(piece.unit, piece.range));
+  }
+  return copy;
+}
+
+std::vector<Contribution> Fragment::contributions(const shard::Arena& parameters, std::uint64_t digest) {
+  const at::Tensor slice = exchange_.slice_of(parameters);
+  std::array<double, 2> sums{keeps_anchor() ? outer_.square_distance(slice) : square_norm_of(slice), 0.0};
+  if (axes_.replica->size() > 1) {
+    const auto digests = axes_.replica->collect(shard::halves_of(digest));
+    for (const auto& of_replica : digests) sums[1] += of_replica != digests[0];
+  }
+  axes_.group->sum(sums);
+  std::vector<Contribution> all;
+  for (const auto& of_group : comm::collect_by_group(axes_, sums)) all.push_back({of_group[0], of_group[1] > 0});
+  return all;
+}
+
+at::Tensor Fragment::mean_of(const shard::Arena& parameters, std::span<const double> weights) {
+  at::Tensor mean;
+  if (compressed_) {
+    const at::Tensor change = outer_.change_of(exchange_.slice_of(parameters));
+    mean = outer_.changed_by(compressed_->mean_of(change, weights, comm::Purpose::aggregate));
+  } else {
+    mean = exchange_.mean_of(parameters, weights, comm::Purpose::aggregate);
+  }
+  norm_ = pseudo_gradient_norm(mean);
+  return mean;
+}
+
+ChangeSums Fragment::change_sums(const shard::Arena& parameters, const at::Tensor& mean) const {
+  return keeps_anchor() ? outer_.change_sums(exchange_.slice_of(parameters), mean) : ChangeSums{};
+}
+
+at::Tensor Fragment::outer_step(const at::Tensor& mean) {
+  if (compressed_) compressed_->commit();
+  return outer_.step(mean, norm_, dtype_);
+}
+
+// The same on every rank of the world, to the bit: groups of other shapes would add up in another order.
+double Fragment::pseudo_gradient_norm(const at::Tensor& mean) {
+  if (options_.max_norm == 0) return 0;
+  std::array<double, 1> square{outer_.square_distance(mean)};
+  axes_.group->sum(square);
+  return std::sqrt(comm::collect_by_group(axes_, square)[0][0]);
+}
+
+}  // namespace fedshard::federation

@@ -1,0 +1,70 @@
+// One fragment of the model, which is exchanged at once: what a rank brings of it to a round, how the groups' mean
+// comes about, and what its rounds keep. With one fragment (the usual case) it is the whole model.
+//
+// A surprise: nothing here knows whether training goes on meanwhile. What a round reads is either the engine's
+// parameters or a copy of this rank's slice of them, and both are arenas in which the slice lies.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "fedshard/federation/compressed_exchange.h"
+#include "fedshard/federation/exchange.h"
+#include "fedshard/federation/guard.h"
+#include "fedshard/federation/outer_state.h"
+#include "fedshard/shard/engine.h"
+
+namespace fedshard::federation {
+
+class Fragment {
+ public:
+  // units: which are in it, one word a unit. keeps_anchor: also where nothing but measures needs one. The state's names
+  // end with `suffix`. `engine`, `axes` and `registry` must outlive it.
+  Fragment(const topology::Layout& layout, int rank, const OuterOptions& outer, const plan::Compression& compression,
+           bool keeps_anchor, const shard::Engine& engine, comm::Axes& axes, std::vector<bool> units,
+           const std::string& suffix, shard::StateRegistry& registry);
+
+  const std::vector<bool>& units() const { return units_; }
+  Exchange& exchange() { return exchange_; }
+  const shard::ArenaMap& shard_map() const { return shard_map_; }  // of what the group's replicas hold together
+  void set_anchor(const shard::Arena& parameters);
+  bool keeps_anchor() const { return outer_.keeps_anchor(); }
+
+  // This rank's slice, in an arena of its own on the host.
+  std::unique_ptr<shard::Arena> copy_of_slice(const shard::Arena& parameters) const;
+
+  // By group: what each brings, its parameters or where an anchor is kept their distance from it. digest: of this
+  // rank's whole shard, which its replicas must share. Collective over the world.
+  std::vector<Contribution> contributions(const shard::Arena& parameters, std::uint64_t digest);
+
+  // The groups' weighted mean of this rank's slice: [n] on the CPU. Nothing is changed yet. Collective over the
+  // federation axis, and over the world where pseudo-gradients are clipped.
+  at::Tensor mean_of(const shard::Arena& parameters, std::span<const double> weights);
+
+  // Not numbers where no anchor is kept.
+  ChangeSums change_sums(const shard::Arena& parameters, const at::Tensor& mean) const;
+
+  // After the commit: the new parameters of this rank's slice, in the parameters' dtype, from the last mean; not finite
+  // where the outer step leads there.
+  at::Tensor outer_step(const at::Tensor& mean);
+
+ private:
+  double pseudo_gradient_norm(const at::Tensor& mean);
+
+  OuterOptions options_;
+  comm::Axes& axes_;
+  std::vector<bool> units_;
+  Exchange exchange_;
+  shard::ArenaMap slice_map_, shard_map_;
+  at::ScalarType dtype_;
+  OuterState outer_;
+  std::optional<CompressedExchange> compressed_;
+  double norm_ = 0;  // of the last mean's pseudo-gradient, where they are clipped
+};
+
+}  // namespace fedshard::federation

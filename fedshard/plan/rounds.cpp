@@ -1,0 +1,72 @@
+#include "fedshard/plan/rounds.h"
+
+#include "fedshard/base/error.h"
+
+namespace fedshard::plan {
+namespace {
+
+// The fragment whose exchange begins so many steps into a round (1 to every), or -1.
+int fragment_at(const RoundOptions& options, std::int64_t step_of_round) {
+  for (int f = 0; f < options.fragments; ++f) {
+    if (((f + 1) * options.every + options.fragments - 1) / options.fragments == step_of_round) return f;
+  }
+  return -1;
+}
+
+}  // namespace
+
+void check_rounds(const RoundOptions& options) {
+  if (options.every < 1) base::fail<base::UsageError>("a round has at least 1 step, not {}", options.every);
+  if (options.fragments < 1 || options.fragments > options.every) {
+    base::fail<base::UsageError>("fragments is {}, but must be from 1 to the {} steps of a round", options.fragments,
+                                 options.every);
+  }
+  const std::int64_t gap = options.every / options.fragments;
+  if (options.delay < 0 || options.delay > gap) {
+    base::fail<base::UsageError>(
+        "delay is {}, but must be from 0 to the {} steps between two exchanges ({} steps of a round, {} fragment{})",
+        options.delay, gap, options.every, options.fragments, options.fragments == 1 ? "" : "s");
+  }
+}
+
+Schedule round_operations(const RoundOptions& options, std::int64_t step) {
+  const auto begins = [&](std::int64_t s) { return s < 1 ? -1 : fragment_at(options, (s - 1) % options.every + 1); };
+  Schedule operations;
+  // What is under way is applied before the next one begins.
+  const auto add = [&](OpKind kind, int fragment) { operations.push_back({.kind = kind, .fragment = fragment}); };
+  if (const int f = begins(step - options.delay); options.delay > 0 && f >= 0) add(OpKind::apply, f);
+  if (const int f = begins(step); f >= 0) {
+    add(OpKind::exchange, f);
+    if (options.delay == 0) add(OpKind::apply, f);
+  }
+  return operations;
+}
+
+Schedule round_schedule(const ModelPlan& plan, const ScheduleOptions& options, const RoundOptions& rounds) {
+  const Schedule one = step_schedule(plan, options);
+  Schedule schedule;
+  for (std::int64_t step = rounds.every + 1; step <= 2 * rounds.every;
+       ++step) {  // the second one: the first has no past
+    schedule.insert(schedule.end(), one.begin(), one.end());
+    const Schedule operations = round_operations(rounds, step);
+    schedule.insert(schedule.end(), operations.begin(), operations.end());
+  }
+  return schedule;
+}
+
+std::vector<std::vector<bool>> fragments_of(const ModelPlan& plan, int fragments) {
+  std::vector<std::vector<bool>> units(static_cast<std::size_t>(fragments),
+                                       std::vector<bool>(plan.units.size(), false));
+  int trained = 0;
+  for (std::size_t u = 0; u < plan.units.size(); ++u) {
+    if (plan.units[u].frozen) continue;
+    units[static_cast<std::size_t>(trained % fragments)][u] = true;
+    ++trained;
+  }
+  if (trained < fragments) {
+    base::fail<base::UsageError>("fragments is {}, but the model has just {} units to train", fragments, trained);
+  }
+  return units;
+}
+
+}  // namespace fedshard::plan
