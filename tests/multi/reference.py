@@ -30,6 +30,9 @@ class Recipe:
     every: int = 0                # steps between averages; 0: never
     averaging: tuple = ()         # one weight a group; empty: the same for all
     nesterov: tuple = ()          # (lr, momentum) of an outer SGD over the pseudo-gradient; empty: the mean itself
+    delay: int = 0                # steps from a capture of the groups' parameters to the use of their mean
+    mix: float = 0.0              # what a group keeps of its own parameters there
+    fragments: int = 1            # parts of the model that are averaged apart
     optimizer: str = "adamw"
     lr: float = 0.003
     weight_decay: float = 0.1
@@ -114,11 +117,59 @@ def assign(model, values):
         parameter.copy_(value)
 
 
-def make_outer(recipe, model):
+def fragment_of(name, recipe, layers):
+    """Which fragment a parameter is in: embedding, blocks, and norm with head, dealt in turn."""
+    parts = name.split(".")
+    unit = 0 if "embed_tokens" in name else 1 + int(parts[2]) if "layers" in name else 1 + layers
+    return unit % recipe.fragments
+
+
+class Rounds:
+    """The averages over the groups, fragment by fragment."""
+
+    def __init__(self, recipe, groups, averaging):
+        self.recipe, self.groups, self.averaging = recipe, groups, averaging
+        self.anchor = copy.deepcopy(groups[0].model)
+        names = [name for name, _ in self.anchor.named_parameters()]
+        layers = self.anchor.config.num_hidden_layers
+        self.of_fragment = [[n for n, name in enumerate(names) if fragment_of(name, recipe, layers) == f]
+                            for f in range(recipe.fragments)]
+        self.outers = [make_outer(recipe, [list(self.anchor.parameters())[n] for n in members])
+                       for members in self.of_fragment]
+        self.under_way = None  # fragment, step of the capture, the mean of all parameters then
+
+    def after_step(self, step):
+        if self.under_way and step == self.under_way[1] + self.recipe.delay:
+            self.apply()
+        for fragment in range(self.recipe.fragments):
+            begin = math.ceil((fragment + 1) * self.recipe.every / self.recipe.fragments)
+            if (step - begin) % self.recipe.every == 0 and step >= begin:
+                self.under_way = fragment, step, mean_of(self.groups, self.averaging)
+                if self.recipe.delay == 0:
+                    self.apply()
+
+    @torch.no_grad()
+    def apply(self):
+        fragment, _, means = self.under_way
+        self.under_way = None
+        anchors = list(self.anchor.parameters())
+        for n in self.of_fragment[fragment]:
+            anchors[n].grad = anchors[n] - means[n]
+        if self.outers[fragment]:
+            self.outers[fragment].step()
+        for n in self.of_fragment[fragment]:
+            if not self.outers[fragment]:
+                anchors[n].copy_(means[n])
+            for group in self.groups:
+                mine = list(group.model.parameters())[n]
+                mine.copy_(self.recipe.mix * mine + (1 - self.recipe.mix) * anchors[n])
+
+
+def make_outer(recipe, parameters):
     if not recipe.nesterov:
         return None
     lr, momentum = recipe.nesterov
-    return torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum, nesterov=True)
+    return torch.optim.SGD(parameters, lr=lr, momentum=momentum, nesterov=True)
 
 
 def train(recipe):
@@ -127,23 +178,17 @@ def train(recipe):
     groups = [Group(recipe, copy.deepcopy(model)) for _ in range(recipe.groups)]
     sequences = torch.from_numpy(windows(read_tokens(recipe.train)))
     order = data_order(recipe.train, recipe.steps * recipe.batch, recipe.seed)
-    outer_model = copy.deepcopy(model)
-    outer = make_outer(recipe, outer_model)
+    rounds = Rounds(recipe, groups, averaging)
     shares = recipe.shares or [recipe.batch // recipe.groups] * recipe.groups
     for step in range(recipe.steps):
         first = step * recipe.batch
         for group, share in zip(groups, shares):
             group.step(sequences[order[first:first + share]])
             first += share
-        if recipe.every > 0 and (step + 1) % recipe.every == 0:
-            means = mean_of(groups, averaging)
-            if outer is not None:
-                for anchor, mean in zip(outer_model.parameters(), means):
-                    anchor.grad = anchor.detach() - mean
-                outer.step()
-                means = [anchor.detach().clone() for anchor in outer_model.parameters()]
-            for group in groups:
-                assign(group.model, means)
+        if recipe.every > 0:
+            rounds.after_step(step + 1)
+    if rounds.under_way:
+        rounds.apply()
     assign(model, mean_of(groups, averaging))
     held_out = torch.from_numpy(windows(read_tokens(recipe.eval)))
     with torch.no_grad():
