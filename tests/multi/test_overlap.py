@@ -142,7 +142,7 @@ def test_a_delay_hides_the_exchange(program):
 
     def train(rate, **federation):
         path, folder = program.config(model={"hf": None, "preset": "llama-tiny"}, data={"eval": None},
-                                      training={"local_batch_size": 16, "steps": 33}, parallelism={"groups": 2},
+                                      training={"local_batch_size": 64, "steps": 33}, parallelism={"groups": 2},
                                       federation={"every": 16, **federation})
         environment = program.environment(WORLD_SIZE=2, LOCAL_RANK=0, LOCAL_WORLD_SIZE=1, MASTER_ADDR="10.77.0.1",
                                           MASTER_PORT=29511, PATH=TOOLS)
