@@ -24,7 +24,7 @@ set(fedshard_public_headers
     base/error.h
     topology/layout.h topology/ranges.h
     model/activations.h model/dims.h
-    plan/units.h plan/patterns.h plan/freeze.h plan/updates.h plan/llama_units.h
+    plan/units.h plan/patterns.h plan/freeze.h plan/group_local.h plan/split.h plan/updates.h plan/llama_units.h
     plan/schedule.h plan/check_schedule.h plan/reductions.h plan/memory.h
     plan/outer.h plan/compression.h
     comm/traffic.h comm/transport.h comm/communicator.h comm/axes.h comm/store.h comm/gloo.h comm/loopback.h

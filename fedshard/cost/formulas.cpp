@@ -28,7 +28,7 @@ void add_step(const plan::ModelPlan& plan, const topology::GroupShape& group, co
 // Of all parts of the model, each once.
 std::int64_t encoded_model_bytes(const plan::ModelPlan& plan, const topology::Layout& layout,
                                  const plan::Compression& compression) {
-  const std::vector<std::int64_t> unit_numel = plan.trained_numel_by_unit();
+  const std::vector<std::int64_t> unit_numel = plan.exchanged_numel_by_unit();
   std::int64_t bytes = 0;
   for (int rank = 0; rank < layout.world(); ++rank) {
     for (const topology::ExchangePart& part : topology::exchange_parts(layout, unit_numel, rank)) {
@@ -61,7 +61,7 @@ Bytes step_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, co
 Bytes round_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, const TrafficOptions& options) {
   Bytes bytes;
   if (layout.groups() == 1) return bytes;
-  const std::int64_t model = plan.trained_numel() * options.bytes_aggregate;
+  const std::int64_t model = plan.exchanged_numel() * options.bytes_aggregate;
   const bool is_compressed = options.compression.kind != plan::Compression::Kind::none;
   bytes.aggregate_between =
       2 * (layout.groups() - 1) * (is_compressed ? encoded_model_bytes(plan, layout, options.compression) : model);

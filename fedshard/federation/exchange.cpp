@@ -59,7 +59,7 @@ void weigh(std::span<const at::Tensor> values, std::span<const double> weights, 
 Exchange::Exchange(const topology::Layout& layout, int rank, const plan::ModelPlan& plan, const shard::ArenaMap& map,
                    comm::Axes& axes, const std::vector<bool>& units)
     : axes_(axes), group_(layout.group_of(rank)) {
-  std::vector<std::int64_t> unit_numel = plan.trained_numel_by_unit();
+  std::vector<std::int64_t> unit_numel = plan.exchanged_numel_by_unit();
   for (std::size_t u = 0; u < units.size(); ++u) {
     if (!units[u]) unit_numel[u] = 0;
   }

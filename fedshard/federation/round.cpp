@@ -17,8 +17,9 @@ namespace fedshard::federation {
 struct Federation::Pending {
   RoundInput input;
   double began = 0, exposed = 0, exchanged = 0;  // seconds: of the clock, in all, of the clock
-  std::uint64_t shard_digest = 0;                // of what the rank has brought, where there are replicas
-  std::unique_ptr<shard::Arena> brought, next;   // with a delay: its slice, and the new parameters of its shard
+  // Of what the rank has brought, and of what is local to its group, where there are replicas.
+  std::uint64_t shard_digest = 0, group_local_digest = 0;
+  std::unique_ptr<shard::Arena> brought, next;  // with a delay: its slice, and the new parameters of its shard
   RoundOutcome outcome;
   control::RoundMeasures measures;
   std::uint64_t digest = 0;  // this rank's part
@@ -78,6 +79,7 @@ void Federation::begin_round(const RoundInput& input) {
   pending_->began = begin;
   if (links_.axes.replica->size() > 1) {
     pending_->shard_digest = shard::partial_digest(engine_.plan(), engine_.parameters(), fragment.units());
+    pending_->group_local_digest = shard::partial_group_local_digest(engine_.plan(), engine_.parameters());
   }
   if (!overlaps()) return;
   pending_->brought = fragment.copy_of_slice(engine_.parameters());
@@ -144,7 +146,7 @@ void Federation::exchange(Pending& round) {
   mean = outer_step(fragment, mean, input.round);
   const shard::Arena& target = round.next ? *round.next : engine_.parameters();
   fragment.exchange().spread(mean, target, comm::Purpose::aggregate);
-  round.digest = digest_of_group(fragment, target);
+  round.digest = digest_of_group(fragment, target, round.group_local_digest);
   round.exchanged = clock_.now();
   round.measures.step = input.step;
   round.measures.fragment = input.fragment;
@@ -193,10 +195,12 @@ at::Tensor Federation::outer_step(Fragment& fragment, const at::Tensor& mean, st
 }
 
 // This rank's summand of its group's digest: the first replica's ranks count, the others must agree with them.
-std::uint64_t Federation::digest_of_group(const Fragment& fragment, const shard::Arena& parameters) {
+std::uint64_t Federation::digest_of_group(const Fragment& fragment, const shard::Arena& parameters,
+                                          std::uint64_t group_local) {
   const std::uint64_t digest = shard::partial_digest(engine_.plan(), parameters, fragment.units());
   comm::Communicator& replica = *links_.axes.replica;
-  const auto by_replica = replica.collect(shard::halves_of(digest));
+  // What is group-local has no part in it, but replicas hold that alike too, and no later round would mend it.
+  const auto by_replica = replica.collect(shard::halves_of(digest + group_local));
   for (std::size_t r = 0; r < by_replica.size(); ++r) {
     if (by_replica[r] != by_replica[0]) {
       base::fail<base::RunError>(
@@ -229,7 +233,7 @@ shard::Arena Federation::mean_parameters(std::int64_t tokens_since_round) {
     tokens.push_back(static_cast<std::int64_t>(of_group[0]));
   }
   shard::Arena mean(engine_.map(), engine_.parameters().dtype());
-  mean.flat().copy_(engine_.parameters().flat());  // of which frozen units stay
+  mean.flat().copy_(engine_.parameters().flat());  // of which frozen and group-local units stay
   const bool never_alike = options_.mix > 0 || fragments_.size() > 1;
   if (never_alike || std::accumulate(tokens.begin(), tokens.end(), std::int64_t{0}) > 0) {
     whole_.spread(whole_.mean_of(engine_.parameters(), weights_of(options_.weights, tokens), comm::Purpose::state),

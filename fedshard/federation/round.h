@@ -89,7 +89,8 @@ class Federation {
 
   // The groups' weighted mean, by the tokens since the last round, in an arena of its own; no state is touched. Where
   // no group has trained since the last round: the engine's own parameters, or where groups are never all alike (mix,
-  // several fragments), the mean with equal tokens. Collective over the world.
+  // several fragments), the mean with equal tokens. Always the engine's own of what is group-local. Collective over the
+  // world.
   shard::Arena mean_parameters(std::int64_t tokens_since_round);
 
  private:
@@ -99,7 +100,7 @@ class Federation {
   void exchange(Pending& round);
   std::vector<bool> judge(Pending& round, Fragment& fragment);
   at::Tensor outer_step(Fragment& fragment, const at::Tensor& mean, std::int64_t round);
-  std::uint64_t digest_of_group(const Fragment& fragment, const shard::Arena& parameters);
+  std::uint64_t digest_of_group(const Fragment& fragment, const shard::Arena& parameters, std::uint64_t group_local);
   void take_over(const Pending& round, double mix);
 
   const topology::Layout& layout_;

@@ -1,8 +1,8 @@
 // Freezing: which parameters of a model are left as they are.
 //
 // The surprising part: a unit of which only some parameters are frozen becomes two units, one of each kind, that its
-// stage uses together. So a unit is frozen or not, and gradients, moments and messages of frozen elements exist
-// nowhere.
+// stage uses together (plan/split.h). So a unit is frozen or not, and gradients, moments and messages of frozen
+// elements exist nowhere.
 #pragma once
 #include <string>
 #include <vector>

@@ -184,7 +184,7 @@ struct RoundParts {
 };
 
 RoundParts parts_of(const ModelPlan& plan, const topology::Layout& layout, int rank, const Compression& compression) {
-  const std::vector<std::int64_t> unit_numel = plan.trained_numel_by_unit();
+  const std::vector<std::int64_t> unit_numel = plan.exchanged_numel_by_unit();
   const topology::Coordinates at = layout.at(rank);
   RoundParts parts;
   for (const topology::ExchangePart& part : topology::exchange_parts(layout, unit_numel, rank)) {

@@ -57,14 +57,14 @@ Schedule round_schedule(const ModelPlan& plan, const ScheduleOptions& options, c
 std::vector<std::vector<bool>> fragments_of(const ModelPlan& plan, int fragments) {
   std::vector<std::vector<bool>> units(static_cast<std::size_t>(fragments),
                                        std::vector<bool>(plan.units.size(), false));
-  int trained = 0;
+  int exchanged = 0;
   for (std::size_t u = 0; u < plan.units.size(); ++u) {
-    if (plan.units[u].frozen) continue;
-    units[static_cast<std::size_t>(trained % fragments)][u] = true;
-    ++trained;
+    if (!plan.units[u].is_exchanged()) continue;
+    units[static_cast<std::size_t>(exchanged % fragments)][u] = true;
+    ++exchanged;
   }
-  if (trained < fragments) {
-    base::fail<base::UsageError>("fragments is {}, but the model has just {} units to train", fragments, trained);
+  if (exchanged < fragments) {
+    base::fail<base::UsageError>("fragments is {}, but the model has just {} units to exchange", fragments, exchanged);
   }
   return units;
 }

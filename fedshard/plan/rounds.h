@@ -29,8 +29,8 @@ Schedule round_operations(const RoundOptions& options, std::int64_t step);
 // end of the round before.
 Schedule round_schedule(const ModelPlan& plan, const ScheduleOptions& options, const RoundOptions& rounds);
 
-// By fragment, by unit, whether the unit is in it: the units that train in turn, so that each fragment has some of
-// every depth (the strided pattern of Streaming DiLoCo, arXiv 2501.18512). Frozen units are in none. Throws UsageError
+// By fragment, by unit, whether the unit is in it: the units that are exchanged in turn, so that each fragment has some of
+// every depth (the strided pattern of Streaming DiLoCo, arXiv 2501.18512). Frozen and group-local units are in none. Throws UsageError
 // where there are fewer such units than fragments.
 std::vector<std::vector<bool>> fragments_of(const ModelPlan& plan, int fragments);
 

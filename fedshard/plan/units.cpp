@@ -35,21 +35,21 @@ std::int64_t ModelPlan::numel() const {
                          [](std::int64_t sum, const UnitSpec& unit) { return sum + unit.numel(); });
 }
 
-std::int64_t ModelPlan::trained_numel() const {
-  const std::vector<std::int64_t> by_unit = trained_numel_by_unit();
+std::int64_t ModelPlan::exchanged_numel() const {
+  const std::vector<std::int64_t> by_unit = exchanged_numel_by_unit();
   return std::accumulate(by_unit.begin(), by_unit.end(), std::int64_t{0});
 }
 
-std::vector<std::int64_t> ModelPlan::trained_numel_by_unit() const {
+std::vector<std::int64_t> ModelPlan::exchanged_numel_by_unit() const {
   std::vector<std::int64_t> by_unit;
-  for (const UnitSpec& unit : units) by_unit.push_back(unit.frozen ? 0 : unit.numel());
+  for (const UnitSpec& unit : units) by_unit.push_back(unit.is_exchanged() ? unit.numel() : 0);
   return by_unit;
 }
 
 std::int64_t ModelPlan::global_offset(int unit) const {
   std::int64_t offset = 0;
   for (int u = 0; u < unit; ++u) {
-    base::require(units[u].origins.empty(), "the plan has frozen parts: use global_runs");
+    base::require(units[u].origins.empty(), "the plan has been split: use global_runs");
     offset += units[u].numel();
   }
   return offset;

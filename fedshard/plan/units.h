@@ -6,8 +6,8 @@
 // once.
 //
 // The *global index* of an element is its place in the concatenation of all units in order, without padding. Initial
-// values, exchanges, digests and checkpoints are defined on it, so none of them depends on the layout. Freezing parts
-// of a unit (plan/freeze.h) makes two units of it but leaves every element its global index.
+// values, exchanges, digests and checkpoints are defined on it, so none of them depends on the layout. Splitting a
+// unit (plan/split.h), where it is frozen or group-local in part, leaves every element its global index.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -36,9 +36,11 @@ struct ParameterSpec {
 struct UnitSpec {
   std::string name;
   std::vector<ParameterSpec> parameters;
-  bool frozen = false;  // has no gradients and no moments, and no group changes it
-  // For units that freezing has made, else empty: by parameter, its place in what a stage sees of the whole unit, and
-  // the global index of its first element.
+  bool frozen = false;       // has no gradients and no moments, and no group changes it
+  bool group_local = false;  // is trained by every group for itself: no round exchanges it
+  bool is_exchanged() const { return !frozen && !group_local; }  // at rounds
+  // For units of a plan that has been split, else empty: by parameter, its place in what a stage sees of the whole
+  // unit, and the global index of its first element.
   std::vector<int> places = {};
   std::vector<std::int64_t> origins = {};
   std::int64_t numel() const;
@@ -52,7 +54,7 @@ struct UnitSpec {
 
 struct StageSpec {
   std::string name;
-  std::vector<int> units;  // indices into ModelPlan::units: one, or two where freezing has split it
+  std::vector<int> units;  // indices into ModelPlan::units: one, or more where it has been split
   // False where the gradients follow without the parameters' values, as an embedding's do: the unit is then not
   // gathered again for this stage's backward.
   bool backward_reads_parameters = true;
@@ -70,10 +72,10 @@ struct ModelPlan {
   std::vector<UnitSpec> units;
   std::vector<StageSpec> stages;  // in forward order; the first consumes tokens, the last yields the loss
   std::int64_t numel() const;
-  std::int64_t trained_numel() const;  // without frozen units
-  // By unit, 0 of frozen ones: they are the same in all groups, so as empty ones they have no part in a round.
-  std::vector<std::int64_t> trained_numel_by_unit() const;
-  // The global index of unit u's first element, of a plan without frozen parts.
+  std::int64_t exchanged_numel() const;  // at rounds: without frozen and group-local units
+  // By unit, 0 of those that are not exchanged: as empty ones they have no part in a round.
+  std::vector<std::int64_t> exchanged_numel_by_unit() const;
+  // The global index of unit u's first element, of a plan that has not been split.
   std::int64_t global_offset(int unit) const;
   // The elements `held` of the unit in order, never empty runs.
   std::vector<GlobalRun> global_runs(int unit, topology::Range held) const;

@@ -17,6 +17,7 @@ ArenaMap::ArenaMap(const plan::ModelPlan& plan, int shards, int shard, ArenaRoom
     offsets_.push_back(shares ? 0 : total_);
     shard_numel_.push_back(held ? unit.shard_numel(shards) : 0);
     ranges_.push_back(held ? topology::shard_range(unit.numel(), shards, shard) : topology::Range{});
+    group_local_.push_back(unit.group_local);
     if (ranges_.back().size() > 0) pieces_.push_back({units() - 1, ranges_.back(), offsets_.back()});
     total_ = shares ? std::max(total_, taken) : total_ + taken;
   }
@@ -28,7 +29,8 @@ ArenaMap::ArenaMap(const ArenaMap& whole, const std::vector<std::vector<topology
       device_(whole.device_),
       whole_(false),
       shard_numel_(whole.shard_numel_),
-      ranges_(whole.ranges_) {
+      ranges_(whole.ranges_),
+      group_local_(whole.group_local_) {
   base::require(static_cast<int>(kept.size()) == whole.units(), "ranges of {} units for {} units", kept.size(),
                 whole.units());
   for (int u = 0; u < units(); ++u) {

@@ -45,6 +45,7 @@ class ArenaMap {
   std::int64_t shard_numel(int unit) const { return shard_numel_[unit]; }  // ceil(N_u / F), with padding
   topology::Range range(int unit) const { return ranges_[unit]; }          // elements of the unit, without padding
   std::int64_t real_numel() const;                                         // over all pieces, without padding
+  bool group_local(int unit) const { return group_local_[unit]; }          // plan::UnitSpec's
   int shards() const { return shards_; }
   int shard() const { return shard_; }
   at::Device device() const { return device_; }  // of the arenas made from this map
@@ -57,6 +58,7 @@ class ArenaMap {
   std::int64_t total_ = 0;
   std::vector<std::int64_t> offsets_, shard_numel_;
   std::vector<topology::Range> ranges_;
+  std::vector<bool> group_local_;
   std::vector<ArenaPiece> pieces_;
 };
 

@@ -12,13 +12,16 @@
 
 namespace fedshard::shard {
 
-// Of what this rank's arena holds of the model (padding and frozen units left out): all of it, or of the units that
-// `units` names, one word a unit.
+// Of what this rank's arena holds of what rounds exchange (padding left out): all of it, or of the units that `units`
+// names, one word a unit.
 std::uint64_t partial_digest(const plan::ModelPlan& plan, const Arena& arena, const std::vector<bool>& units = {});
 
-// Of all parameters that train, the same on every rank. Collective over the world. Throws RunError
-// on every rank, naming two ranks, where replicas of a group or whole groups hold different parameters: what groups
-// have averaged must be equal everywhere, whatever they did before.
+// Of its group-local parameters, which only the replicas of a group share; 0 where there are none.
+std::uint64_t partial_group_local_digest(const plan::ModelPlan& plan, const Arena& arena);
+
+// Of all parameters that rounds exchange, the same on every rank. Collective over the world. Throws RunError on every
+// rank, naming two ranks, where replicas of a group or whole groups hold different parameters: what groups have
+// averaged must be equal everywhere, whatever they did before, and what is group-local in the replicas of a group.
 std::uint64_t agreed_digest(const plan::ModelPlan& plan, const Arena& arena, comm::Axes& axes);
 
 // Numbers travel as doubles, so a digest does as two halves.

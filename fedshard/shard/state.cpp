@@ -11,6 +11,10 @@ const char* name_of(Role role) {
   return kNames[static_cast<int>(role)];
 }
 
+Scope State::scope_of(int unit) const {
+  return scope == Scope::shared && arena->map().group_local(unit) ? Scope::group : scope;
+}
+
 void StateRegistry::add(std::string name, Role role, Scope scope, const Arena& arena) {
   for (const State& state : states_) base::require(state.name != name, "state '{}' is registered twice", name);
   states_.push_back({std::move(name), role, scope, &arena});

@@ -21,6 +21,8 @@ struct State {
   Role role = Role::parameters;
   Scope scope = Scope::group;
   const Arena* arena = nullptr;
+  // Of the elements of one unit: groups share nothing that is group-local, whatever `scope` says of the others.
+  Scope scope_of(int unit) const;
 };
 
 class StateRegistry {

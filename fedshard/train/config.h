@@ -13,6 +13,7 @@
 #include "fedshard/model/activations.h"
 #include "fedshard/model/dims.h"
 #include "fedshard/plan/compression.h"
+#include "fedshard/plan/group_local.h"
 #include "fedshard/plan/outer.h"
 #include "fedshard/plan/rounds.h"
 #include "fedshard/plan/updates.h"
@@ -126,10 +127,12 @@ struct FederationConfig {
   std::optional<std::int64_t> top_k;  // topk; likewise
   double guard = 10;                  // 0: only what is not finite is left out
   InnerState inner_state = InnerState::keep;
-  std::int64_t delay = 0;      // steps from an exchange's begin to its application
-  double mix = 0;              // what a group keeps of its own where it applies one; with a delay
-  std::int64_t fragments = 1;  // parts of the model that are exchanged apart
-  bool measures = false;       // keep an anchor also where only the measures of a round need one
+  std::int64_t delay = 0;            // steps from an exchange's begin to its application
+  double mix = 0;                    // what a group keeps of its own where it applies one; with a delay
+  std::int64_t fragments = 1;        // parts of the model that are exchanged apart
+  bool measures = false;             // keep an anchor also where only the measures of a round need one
+  std::vector<std::string> include;  // patterns of parameter names; empty: all
+  std::vector<std::string> exclude;
   bool operator==(const FederationConfig&) const = default;
 };
 
@@ -188,6 +191,9 @@ plan::OuterOptions outer_options(const FederationConfig& config);
 
 // How what groups have changed travels; likewise.
 plan::Compression compression_of(const FederationConfig& config);
+
+// What rounds exchange; likewise.
+plan::ExchangePatterns exchange_patterns(const FederationConfig& config);
 
 // Checks what needs no data: that nothing required is missing, that values fit together, that the model exists and
 // `world` ranks can be laid out. Returns that layout. Throws UsageError naming the keys or numbers.

@@ -31,10 +31,16 @@ void check_model(const Config& config) {
         "[model] max_position_embeddings to train on longer sequences",
         config.training.seq_len, dims.max_position_embeddings);
   }
+  plan::ModelPlan plan = plan::llama_plan(dims);
   try {
-    plan::freeze(plan::llama_plan(dims), config.training.freeze);
+    plan = plan::freeze(plan, config.training.freeze);
   } catch (const UsageError& e) {
     fail<UsageError>("[training] freeze: {}", e.what());
+  }
+  try {
+    plan::keep_in_groups(plan, exchange_patterns(config.federation));
+  } catch (const UsageError& e) {
+    fail<UsageError>("[federation] include and exclude: {}", e.what());
   }
 }
 
@@ -105,8 +111,8 @@ void check_rounds(const Config& config, const topology::Layout& layout) {
   try {
     plan::check_rounds(round_options(f));
     if (layout.groups() > 1) {
-      plan::fragments_of(plan::freeze(plan::llama_plan(dims_of(config.model)), config.training.freeze),
-                         static_cast<int>(f.fragments));
+      const plan::ModelPlan trained = plan::freeze(plan::llama_plan(dims_of(config.model)), config.training.freeze);
+      plan::fragments_of(plan::keep_in_groups(trained, exchange_patterns(f)), static_cast<int>(f.fragments));
     }
   } catch (const UsageError& e) {
     fail<UsageError>("[federation] {}", e.what());
@@ -214,6 +220,8 @@ plan::Compression compression_of(const FederationConfig& config) {
 plan::RoundOptions round_options(const FederationConfig& config) {
   return {config.every, static_cast<int>(config.fragments), config.delay};
 }
+
+plan::ExchangePatterns exchange_patterns(const FederationConfig& config) { return {config.include, config.exclude}; }
 
 std::vector<std::string> warnings_of(const Config& config) {
   std::vector<std::string> warnings;

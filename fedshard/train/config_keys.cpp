@@ -302,10 +302,14 @@ void add_federation_and_comm(std::vector<Key>& keys) {
            "1 - `mix` times the new ones. 0 drops what it has trained during the delay.")
       .only_when("delay is more than 0", has_delay)
       .key("fragments", &F::fragments, between(1, 1 << 20),
-           "Parts of the model (every so-manieth unit) that are exchanged apart, one after another over the `every` "
-           "steps: as many bytes, but never all at once. At most `every`, and at most the model's units.")
+           "Parts of the model that are exchanged apart, one after another over the `every` steps: as many bytes, but "
+           "never all at once. Units are dealt to them in turn. At most `every`, and at most the model's units.")
       .key("measures", &F::measures, any,
-           "Keep an anchor even where only `change_norm` and `cosine` of the `round` records need one.");
+           "Keep an anchor even where only `change_norm` and `cosine` of the `round` records need one.")
+      .key("include", &F::include, any,
+           "Patterns (`*`, `?`, `[...]`) of the names of parameters that rounds exchange; empty: all.")
+      .key("exclude", &F::exclude, any,
+           "Patterns of those that they do not. What is left out stays local to its group, which trains it.");
   Adder<C>(keys, "comm", &Config::comm)
       .key("backend", &C::backend, any,
            "What moves tensors between ranks: `gloo` between CPUs, `nccl` between GPUs, one a rank, which then compute "

@@ -4,6 +4,7 @@
 
 #include "fedshard/nn/llama.h"
 #include "fedshard/plan/freeze.h"
+#include "fedshard/plan/group_local.h"
 #include "fedshard/plan/llama_units.h"
 
 namespace fedshard::train {
@@ -11,10 +12,17 @@ namespace {
 
 at::ScalarType scalar_type(Dtype dtype) { return dtype == Dtype::bf16 ? at::kBFloat16 : at::kFloat; }
 
+// With one group there are no rounds, so that nothing is kept from them.
+bool has_groups(const ParallelismConfig& config) {
+  const auto* sizes = std::get_if<std::vector<int>>(&config.groups);
+  return (sizes != nullptr ? static_cast<int>(sizes->size()) : std::get<int>(config.groups)) > 1;
+}
+
 }  // namespace
 
 plan::ModelPlan plan_of(const Config& config, const model::Dims& dims) {
-  return plan::freeze(plan::llama_plan(dims), config.training.freeze);
+  plan::ModelPlan plan = plan::freeze(plan::llama_plan(dims), config.training.freeze);
+  return has_groups(config.parallelism) ? plan::keep_in_groups(plan, exchange_patterns(config.federation)) : plan;
 }
 
 nn::Model model_of(const Config& config, const model::Dims& dims) {

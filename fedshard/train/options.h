@@ -11,7 +11,7 @@
 
 namespace fedshard::train {
 
-// The configured model, frozen parts and all. `dims` are dims_of(config.model).
+// The configured model, with its frozen and group-local parts. `dims` are dims_of(config.model).
 plan::ModelPlan plan_of(const Config& config, const model::Dims& dims);
 nn::Model model_of(const Config& config, const model::Dims& dims);
 // What a micro-step's activations follow from.

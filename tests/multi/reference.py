@@ -6,8 +6,10 @@ with an optimizer of its own, and every K steps their parameters become the weig
 
 import copy
 import dataclasses
+import fnmatch
 import math
 
+import numpy
 import torch
 import transformers
 
@@ -29,6 +31,8 @@ class Recipe:
     shares: tuple = ()            # sequences of a step by group; empty: as many for each
     every: int = 0                # steps between averages; 0: never
     averaging: tuple = ()         # one weight a group; empty: the same for all
+    group_local: tuple = ()       # patterns of parameters that are left out of the mean
+    ranks: tuple = ()             # by group; each evaluates its ranks' part. Empty: one group, as all have one model
     nesterov: tuple = ()          # (lr, momentum) of an outer SGD over the pseudo-gradient; empty: the mean itself
     delay: int = 0                # steps from a capture of the groups' parameters to the use of their mean
     mix: float = 0.0              # what a group keeps of its own parameters there
@@ -47,7 +51,7 @@ class Outcome:
     losses: list                  # [group][step]
     norms: list                   # [group][step], before clipping
     lrs: list                     # [step]
-    eval_loss: float              # of the groups' weighted mean
+    eval_loss: float              # of the groups' weighted mean, and of what is each group's own
     eval_tokens: int
 
 
@@ -100,10 +104,14 @@ class Group:
 
 
 @torch.no_grad()
-def mean_of(groups, averaging):
-    """Parameter by parameter: the weighted sum in group order in fp64, rounded to fp32 once."""
+def mean_of(groups, averaging, group_local=()):
+    """Parameter by parameter: the weighted sum in group order in fp64, rounded to fp32 once; None of group-local ones."""
     means = []
-    for parameters in zip(*(group.model.parameters() for group in groups)):
+    for name, *parameters in zip(dict(groups[0].model.named_parameters()),
+                                 *(group.model.parameters() for group in groups)):
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in group_local):
+            means.append(None)
+            continue
         total = torch.zeros_like(parameters[0], dtype=torch.float64)
         for weight, parameter in zip(averaging, parameters):
             total += weight * parameter.double()
@@ -114,7 +122,20 @@ def mean_of(groups, averaging):
 @torch.no_grad()
 def assign(model, values):
     for parameter, value in zip(model.parameters(), values):
-        parameter.copy_(value)
+        if value is not None:
+            parameter.copy_(value)
+
+
+@torch.no_grad()
+def evaluate(recipe, models):
+    """Mean loss and tokens. The sequences are dealt to all ranks in contiguous parts, whose sizes differ by 1 at most."""
+    held_out = torch.from_numpy(windows(read_tokens(recipe.eval)))
+    owners = [group for group, ranks in enumerate(recipe.ranks or [1]) for _ in range(ranks)]
+    parts = numpy.array_split(numpy.arange(len(held_out)), len(owners))
+    total = sum(loss_of(models[group].eval(), held_out[part], reduction="sum").item()
+                for group, part in zip(owners, parts))
+    tokens = held_out[:, 1:].numel()
+    return total / tokens, tokens
 
 
 def fragment_of(name, recipe, layers):
@@ -144,7 +165,7 @@ class Rounds:
         for fragment in range(self.recipe.fragments):
             begin = math.ceil((fragment + 1) * self.recipe.every / self.recipe.fragments)
             if (step - begin) % self.recipe.every == 0 and step >= begin:
-                self.under_way = fragment, step, mean_of(self.groups, self.averaging)
+                self.under_way = fragment, step, mean_of(self.groups, self.averaging, self.recipe.group_local)
                 if self.recipe.delay == 0:
                     self.apply()
 
@@ -153,11 +174,12 @@ class Rounds:
         fragment, _, means = self.under_way
         self.under_way = None
         anchors = list(self.anchor.parameters())
-        for n in self.of_fragment[fragment]:
+        members = [n for n in self.of_fragment[fragment] if means[n] is not None]
+        for n in members:
             anchors[n].grad = anchors[n] - means[n]
         if self.outers[fragment]:
             self.outers[fragment].step()
-        for n in self.of_fragment[fragment]:
+        for n in members:
             if not self.outers[fragment]:
                 anchors[n].copy_(means[n])
             for group in self.groups:
@@ -189,9 +211,8 @@ def train(recipe):
             rounds.after_step(step + 1)
     if rounds.under_way:
         rounds.apply()
-    assign(model, mean_of(groups, averaging))
-    held_out = torch.from_numpy(windows(read_tokens(recipe.eval)))
-    with torch.no_grad():
-        total = loss_of(model.eval(), held_out, reduction="sum").item()
-    tokens = held_out[:, 1:].numel()
-    return Outcome([g.losses for g in groups], [g.norms for g in groups], groups[0].lrs, total / tokens, tokens)
+    means = mean_of(groups, averaging, recipe.group_local)
+    for group in groups:
+        assign(group.model, means)
+    eval_loss, eval_tokens = evaluate(recipe, [group.model for group in groups])
+    return Outcome([g.losses for g in groups], [g.norms for g in groups], groups[0].lrs, eval_loss, eval_tokens)

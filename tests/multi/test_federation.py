@@ -11,7 +11,7 @@ import pytest
 import safetensors.numpy
 
 import reference
-from multi_harness import BATCH, MODEL, STEPS, assert_close
+from multi_harness import BATCH, MODEL, STEPS, VOCABULARY, assert_close
 
 DDP = {"data_parallel_shard_degree": 1, "data_parallel_replicate_degree": -1}
 HSDP = {"data_parallel_shard_degree": 2, "data_parallel_replicate_degree": 2}
@@ -123,6 +123,59 @@ def test_compressed_changes_train_like_whole_ones(compress, program, uncompresse
     assert run.records[-1]["peak_tensor_bytes"] <= sum(run.start["memory"].values())
 
 
+# The model's parameters, with its blocks' names cut short.
+SIZES = {"model.embed_tokens": VOCABULARY * 32, "model.norm": 32, "lm_head": VOCABULARY * 32,
+         "norms of blocks": 2 * 2 * 32, "matrices of blocks": 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 56)}
+NORMS_AND_EMBEDDING = ["*norm*", "model.embed_tokens.weight"]
+
+
+def between(groups, left_out):
+    """Bytes of a round of fp32 parameters between groups."""
+    return 2 * (groups - 1) * 4 * (sum(SIZES.values()) - sum(SIZES[name] for name in left_out))
+
+
+@pytest.mark.parametrize("nesterov", [(), (0.7, 0.9)], ids=["mean", "nesterov"])
+@pytest.mark.parametrize("sizes", [[2, 2], [1, 3]], ids=["equal", "unequal"])
+def test_group_local_parameters_equal_the_reference(sizes, nesterov, program, corpus, weights):
+    outer = {"outer": "nesterov", "outer_lr": nesterov[0], "outer_momentum": nesterov[1]} if nesterov else {}
+    run = program.train(4, training={"local_batch_size": 3}, parallelism={"groups": sizes},
+                        federation={"every": 4, "exclude": NORMS_AND_EMBEDDING, **outer})
+    shared = {"groups": 2, "every": 4, "max_norm": 1.0, "shares": tuple(3 * size for size in sizes),
+              "averaging": tuple(size / 4 for size in sizes), "nesterov": nesterov}
+    expected = reference.train(recipe(corpus, weights, group_local=NORMS_AND_EMBEDDING, ranks=tuple(sizes), **shared))
+    for group in range(2):
+        assert_close(run.losses(group), expected.losses[group], 2e-6, f"group {group}: loss of step")
+        assert_close(run.norms(group), expected.norms[group], 1e-5, f"group {group}: gradient norm of step")
+    assert_close([run.final_eval()["loss"]], [expected.eval_loss], 2e-6, "evaluation loss")
+    assert run.final_eval()["tokens"] == expected.eval_tokens
+    whole = reference.train(recipe(corpus, weights, **shared))
+    assert abs(whole.losses[1][-1] / expected.losses[1][-1] - 1) > 1e-4  # it does something
+    assert run.traffic()["aggregate"] == 5 * between(2, ["model.embed_tokens", "model.norm", "norms of blocks"])
+    assert run.records[-1]["peak_tensor_bytes"] <= sum(run.start["memory"].values())
+
+
+def test_rounds_may_exchange_one_small_parameter(program):
+    """32 elements over groups of two shards by two replicas and of three shards."""
+    parallelism = {"groups": [4, 3], "data_parallel_shard_degree": [2, 3], "data_parallel_replicate_degree": -1}
+    run = program.train(7, training={"local_batch_size": 2}, parallelism=parallelism,
+                        federation={"every": 4, "include": "model.norm.weight"})
+    others = [name for name in SIZES if name != "model.norm"]
+    inside = (2 - 1) * 32 * 4
+    assert run.traffic()["aggregate"] == 5 * (between(2, others) + inside)
+    assert len({r["digest"] for r in run.of("round")}) == 5
+
+
+def test_group_local_parameters_leave_compressed_rounds_alone(program):
+    keys = {"every": 4, "outer": "nesterov", "outer_lr": 0.7, "outer_momentum": 0.5, "exclude": NORMS_AND_EMBEDDING}
+    plain, compressed = (program.train(4, training={"local_batch_size": 3}, parallelism={"groups": [1, 3]},
+                                       federation={**keys, **more})
+                         for more in ({}, {"compress": "int8", "block": 64}))
+    assert compressed.final_eval()["perplexity"] == pytest.approx(plain.final_eval()["perplexity"], rel=0.01)
+    assert compressed.numbers_as_text() != plain.numbers_as_text()
+    assert 0.25 < compressed.traffic()["aggregate"] / plain.traffic()["aggregate"] < 0.28  # (64 + 4) / 256 and ends
+    assert compressed.start["memory"]["outer"] > plain.start["memory"]["outer"] > 0
+
+
 def test_a_groups_weight_may_be_nothing(program):
     """It trains, and at each round takes what the others have made of the model."""
     run = program.train(2, training={"local_batch_size": 6}, parallelism={"groups": 2},
@@ -198,7 +251,8 @@ def test_k1_with_sgd_equals_one_process_on_all_sequences(strategy, program, corp
 def test_one_group_is_fsdp_to_the_bit(program):
     plain = program.train(4, training={"steps": 6})
     for groups in (1, [4]):
-        run = program.train(4, training={"steps": 6}, parallelism={"groups": groups}, federation={"every": 2})
+        run = program.train(4, training={"steps": 6}, parallelism={"groups": groups},
+                            federation={"every": 2, "exclude": "*norm*"})
         assert run.start["strategy"] == "fsdp"
         assert run.of("round") == [] and run.traffic()["inter_group"] == 0
         assert run.numbers_as_text() == plain.numbers_as_text()

@@ -88,7 +88,7 @@ def test_runs_are_repeatable_to_the_bit(federation, program):
 @pytest.mark.parametrize("federation, says", [
     ({"every": 4, "delay": 5}, "delay is 5, but must be from 0 to the 4 steps"),
     ({"every": 4, "fragments": 5}, "fragments is 5, but must be from 1 to the 4 steps"),
-    ({"every": 99, "fragments": 5}, "the model has just 4 units to train"),
+    ({"every": 99, "fragments": 5}, "the model has just 4 units to exchange"),
     ({"every": 4, "mix": 0.5}, "mix"), ({"every": 4, "delay": 1, "mix": 1.0}, "mix"),
     ({"every": 4, "delay": 1, "inner_state": "reset"}, "needs rounds of the whole model at once")])
 def test_what_cannot_be_is_refused(federation, says, program):

@@ -7,6 +7,7 @@
 
 #include "fedshard/model/dims.h"
 #include "fedshard/plan/freeze.h"
+#include "fedshard/plan/group_local.h"
 #include "fedshard/plan/llama_units.h"
 
 namespace fedshard::cost {
@@ -118,6 +119,25 @@ TEST(Formulas, FrozenUnitsAreGatheredAndNothingElse) {
   EXPECT_EQ(step_bytes(plan, layout, last).gather, step.gather);
   EXPECT_EQ(step_bytes(plan, layout, last).reduce, step.reduce / 4);
   EXPECT_EQ(step_bytes(plan, layout, last).replica, step.replica / 4);
+}
+
+TEST(Formulas, GroupLocalUnitsHaveStepsButNoRounds) {
+  TrafficOptions options{{1, true, 1}, 2, 4, 4};
+  const plan::ModelPlan plan = plan::keep_in_groups(three_units(), {{}, {"p0"}});  // half the model
+  for (const Layout& layout : {Layout::make(16, {.groups = 2, .shard_degree = 4, .replicate_degree = 2}),
+                               Layout::make(4, {std::vector<int>{1, 3}})}) {
+    const Bytes step = step_bytes(plan, layout, options), whole = step_bytes(three_units(), layout, options);
+    EXPECT_EQ(step.gather, whole.gather);
+    EXPECT_EQ(step.reduce, whole.reduce);
+    EXPECT_EQ(step.replica, whole.replica);
+    for (const auto kind : {plan::Compression::Kind::none, plan::Compression::Kind::bf16}) {
+      options.compression = plan::usual_compression(kind);
+      const Bytes round = round_bytes(plan, layout, options), all = round_bytes(three_units(), layout, options);
+      EXPECT_EQ(2 * round.aggregate_between, all.aggregate_between);
+      EXPECT_EQ(2 * round.aggregate_inside, all.aggregate_inside);
+      EXPECT_GT(round.aggregate_between, 0);
+    }
+  }
 }
 
 // The closed form of the gathers is the schedule's count, for tied and untied models.

@@ -140,12 +140,18 @@ inline void flip_lowest_bit(float& value) {
   std::memcpy(&value, &bits, sizeof bits);
 }
 
+// out[i]: of the i-th element of `range`.
+inline void fill_by_index(const plan::ModelPlan& plan, int unit, topology::Range range, float* out,
+                          const std::function<float(std::int64_t index)>& value) {
+  for (const plan::GlobalRun& run : plan.global_runs(unit, range)) {
+    for (std::int64_t i = 0; i < run.range.size(); ++i) out[run.range.begin - range.begin + i] = value(run.index + i);
+  }
+}
+
 // Sets the parameters by global index.
 inline void set_parameters(shard::Engine& engine, const std::function<float(std::int64_t index)>& value) {
   engine.fill([&](int unit, topology::Range range, std::span<float> out) {
-    const std::int64_t base = engine.plan().global_offset(unit);
-    for (std::int64_t i = range.begin; i < range.end; ++i)
-      out[static_cast<std::size_t>(i - range.begin)] = value(base + i);
+    fill_by_index(engine.plan(), unit, range, out.data(), value);
   });
 }
 
@@ -159,9 +165,7 @@ inline at::Tensor arena_of(const plan::ModelPlan& plan, const shard::ArenaMap& m
                            const std::function<float(std::int64_t index)>& value) {
   const shard::Arena arena(map);
   for (int u = 0; u < map.units(); ++u) {
-    const topology::Range held = map.range(u);
-    float* out = arena.real(u).mutable_data_ptr<float>();
-    for (std::int64_t i = 0; i < held.size(); ++i) out[i] = value(plan.global_offset(u) + held.begin + i);
+    fill_by_index(plan, u, map.range(u), arena.real(u).mutable_data_ptr<float>(), value);
   }
   return arena.flat();
 }

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "fedshard/federation/round.h"
+#include "fedshard/plan/group_local.h"
 #include "tests/unit/federation/federated_ranks.h"
 
 namespace fedshard::federation {
@@ -24,7 +25,12 @@ struct Draw {
   std::vector<std::vector<std::int64_t>> tokens;  // by round and group
   int bad_group = -1;                             // brings a NaN to the second round
   bool tied = false;
+  plan::ExchangePatterns patterns;
 };
+
+// From everything to a single element.
+const std::vector<plan::ExchangePatterns> kPatterns{
+    {}, {{}, {"*gain", "table"}}, {{"gain"}, {}}, {{"block*"}, {"*.up"}}, {{}, {"block1.*"}}};
 
 Draw draw(unsigned seed) {
   std::mt19937 random(seed);
@@ -51,7 +57,20 @@ Draw draw(unsigned seed) {
   }
   if (groups > 1 && upto(3) == 1) d.bad_group = upto(groups) - 1;
   d.tied = upto(2) == 1;
+  d.patterns = kPatterns[static_cast<std::size_t>(upto(static_cast<int>(kPatterns.size())) - 1)];
   return d;
+}
+
+// Calls f(index, value) for every element that the rank holds, by global index.
+template <class F>
+void for_each_element(const shard::Engine& engine, const F& f) {
+  for (int u = 0; u < engine.map().units(); ++u) {
+    const topology::Range held = engine.map().range(u);
+    float* p = engine.parameters().real(u).mutable_data_ptr<float>();
+    for (const plan::GlobalRun& run : engine.plan().global_runs(u, held)) {
+      for (std::int64_t i = 0; i < run.range.size(); ++i) f(run.index + i, p[run.range.begin - held.begin + i]);
+    }
+  }
 }
 
 // How far group g walks from where it stands at a round's start.
@@ -76,8 +95,22 @@ Values shares_of(const Draw& d, int round) {
   return shares;
 }
 
-// One model and the outer optimizer's state in fp64, as the papers write it (federation/outer.h).
+// By element of the model, whether rounds exchange it.
+std::vector<bool> exchanged_elements(const plan::ModelPlan& plan) {
+  std::vector<bool> exchanged(static_cast<std::size_t>(plan.numel()));
+  for (int u = 0; u < static_cast<int>(plan.units.size()); ++u) {
+    for (const plan::GlobalRun& run : plan.global_runs(u, {0, plan.units[static_cast<std::size_t>(u)].numel()})) {
+      const auto begin = exchanged.begin() + run.index;
+      std::fill(begin, begin + run.range.size(), plan.units[static_cast<std::size_t>(u)].is_exchanged());
+    }
+  }
+  return exchanged;
+}
+
+// One model and the outer optimizer's state in fp64, as the papers write it (federation/outer.h). Of elements that are
+// not exchanged there is nothing to say: they are where their group has walked.
 struct Reference {
+  std::vector<bool> exchanged;
   Values x, m, v;
 
   void round(const Draw& d, int number) {
@@ -86,6 +119,7 @@ struct Reference {
     Values gradient(x.size());
     double square = 0;
     for (std::size_t i = 0; i < x.size(); ++i) {
+      if (!exchanged[i]) continue;
       double mean = 0;
       for (int g = 0; g < d.layout.groups(); ++g) {
         mean += shares[static_cast<std::size_t>(g)] * (x[i] + walked(static_cast<std::int64_t>(i), g, number));
@@ -94,7 +128,17 @@ struct Reference {
       square += gradient[i] * gradient[i];
     }
     const double factor = o.max_norm > 0 ? std::min(1.0, o.max_norm / std::sqrt(square)) : 1;
-    for (std::size_t i = 0; i < x.size(); ++i) step(o, factor * gradient[i], i);
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      if (exchanged[i]) step(o, factor * gradient[i], i);
+    }
+  }
+
+  // After `rounds` of them.
+  double of_group(std::size_t i, int group, int rounds) const {
+    if (exchanged[i]) return x[i];
+    double value = tiny_value(static_cast<std::int64_t>(i));
+    for (int round = 1; round <= rounds; ++round) value += walked(static_cast<std::int64_t>(i), group, round);
+    return value;
   }
 
   void step(const OuterOptions& o, double g, std::size_t i) {
@@ -118,15 +162,19 @@ void expect_follows_reference(unsigned seed) {
   const Draw d = draw(seed);
   SCOPED_TRACE(testing::Message() << "seed " << seed << ": " << d.layout.describe() << ", outer "
                                   << static_cast<int>(d.options.outer.outer) << ", bad group " << d.bad_group);
-  const nn::Model model = tiny_model({.tied = d.tied});
+  nn::Model model = tiny_model({.tied = d.tied});
+  model.plan = plan::keep_in_groups(model.plan, d.patterns);
   Reference reference;
+  reference.exchanged = exchanged_elements(model.plan);
+  const auto first_exchanged = static_cast<std::int64_t>(
+      std::find(reference.exchanged.begin(), reference.exchanged.end(), true) - reference.exchanged.begin());
   for (std::int64_t i = 0; i < model.plan.numel(); ++i) reference.x.push_back(tiny_value(i));
   reference.m.assign(reference.x.size(), 0);
   reference.v.assign(reference.x.size(), d.options.outer.tau * d.options.outer.tau);
-  std::vector<Values> expected;
+  std::vector<Reference> expected;
   for (int round = 1; round <= kRounds; ++round) {
     reference.round(d, round);
-    expected.push_back(reference.x);
+    expected.push_back(reference);
   }
   std::mutex checks;
   const Aftermath aftermath = on_federated_ranks(d.layout, [&](int rank, comm::Axes& axes,
@@ -138,31 +186,29 @@ void expect_follows_reference(unsigned seed) {
     set_parameters(engine, tiny_value);
     federation.set_anchor();
     for (int round = 1; round <= kRounds; ++round) {
-      for (int u = 0; u < engine.map().units(); ++u) {
-        const std::int64_t first = model.plan.global_offset(u) + engine.map().range(u).begin;
-        const at::Tensor values = engine.parameters().real(u);
-        float* p = values.mutable_data_ptr<float>();
-        for (std::int64_t i = 0; i < values.numel(); ++i)
-          p[i] += static_cast<float>(walked(first + i, at.group, round));
-        if (round == 2 && at.group == d.bad_group && first == 0 && values.numel() > 0) p[0] = std::nanf("");
-      }
+      for_each_element(engine, [&](std::int64_t index, float& value) {
+        value += static_cast<float>(walked(index, at.group, round));
+        if (round == 2 && at.group == d.bad_group && index == first_exchanged) value = std::nanf("");
+      });
       const RoundOutcome outcome = federation.run_round(
           {.round = round,
            .step = round,
            .tokens = d.tokens[static_cast<std::size_t>(round - 1)][static_cast<std::size_t>(at.group)]});
       const std::lock_guard lock(checks);
       EXPECT_EQ(outcome.left_out, round == 2 && d.bad_group >= 0 ? std::vector<int>{d.bad_group} : std::vector<int>{});
-      for (int u = 0; u < engine.map().units(); ++u) {
-        const std::int64_t first = model.plan.global_offset(u) + engine.map().range(u).begin;
-        const at::Tensor values = engine.parameters().real(u);
-        const float* p = values.const_data_ptr<float>();
-        for (std::int64_t i = 0; i < values.numel(); ++i) {
-          ASSERT_NEAR(p[i], expected[static_cast<std::size_t>(round - 1)][static_cast<std::size_t>(first + i)], 1e-6)
-              << "round " << round << ", rank " << rank << ", element " << first + i;
-        }
-      }
+      const Reference& after = expected[static_cast<std::size_t>(round - 1)];
+      for_each_element(engine, [&](std::int64_t index, float& value) {
+        ASSERT_NEAR(value, after.of_group(static_cast<std::size_t>(index), at.group, round), 1e-6)
+            << "round " << round << ", rank " << rank << ", element " << index;
+      });
     }
-    EXPECT_EQ(registry.bytes(shard::Role::anchor) > 0, plan::needs_anchor(d.options.outer));
+    const auto& states = registry.all();
+    EXPECT_EQ(std::count_if(states.begin(), states.end(), [](const auto& s) { return s.role == shard::Role::anchor; }),
+              plan::needs_anchor(d.options.outer) ? 1 : 0);
+    for (const shard::State& state : states) {
+      if (state.role != shard::Role::anchor && state.role != shard::Role::outer_moments) continue;
+      for (const auto& piece : state.arena->map().pieces()) EXPECT_FALSE(engine.map().group_local(piece.unit));
+    }
   });
   for (const std::string& error : aftermath.errors) EXPECT_EQ(error, "");
   ASSERT_EQ(aftermath.rounds.size(), static_cast<std::size_t>(kRounds));  // digests agreed in each

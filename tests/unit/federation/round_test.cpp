@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "fedshard/plan/group_local.h"
 #include "fedshard/shard/digest.h"
 #include "tests/unit/federation/federated_ranks.h"
 
@@ -152,6 +153,44 @@ TEST(Round, LeavesOutAGroupWhoseReplicasDiffer) {
   EXPECT_EQ(aftermath.rounds[0]["left_out"], std::vector<int>{1});
 }
 
+// One 1-element parameter is exchanged, so that most ranks bring nothing; the others' values are each group's own.
+TEST(Round, LeavesGroupLocalParametersToTheirGroups) {
+  for (const auto kind : {plan::Compression::Kind::none, plan::Compression::Kind::int8}) {
+    const topology::Layout layout = topology::Layout::make(
+        7, {.groups = std::vector<int>{4, 3}, .shard_degree = std::vector<int>{2, 3}, .replicate_degree = -1});
+    nn::Model model = tiny_model({});
+    model.plan = plan::keep_in_groups(model.plan, {{"block1.gain"}, {}});
+    const auto& units = model.plan.units;
+    const auto unit = std::find_if(units.begin(), units.end(), [](const auto& u) { return u.is_exchanged(); });
+    const std::int64_t exchanged = model.plan.global_runs(static_cast<int>(unit - units.begin()), {0, 1}).at(0).index;
+    FederationOptions options;
+    options.outer = plan::usual_options(plan::Outer::nesterov);
+    options.compression = plan::usual_compression(kind);
+    const Aftermath aftermath =
+        on_federated_ranks(layout, [&](int rank, comm::Axes& axes, control::CoordinatorClient& client) {
+          Member member(layout, rank, model, axes, client, options);
+          const int group = layout.group_of(rank);
+          set_parameters(member.engine, [](std::int64_t index) { return brought(index, 0, 1); });
+          member.federation.set_anchor();
+          const auto own = [&](std::int64_t index) {
+            return index == exchanged ? brought(index, 0, 1) - 0.25f : brought(index, group, 2);
+          };
+          set_parameters(member.engine, own);
+          const at::Tensor evaluated = member.federation.mean_parameters(1).flat();
+          EXPECT_TRUE(same_bits(evaluated, arena_of(model.plan, member.engine.map(), own)));
+          member.federation.run_round({.round = 1, .step = 1, .tokens = 1});
+          const auto after = [&](std::int64_t index) {
+            return index == exchanged ? brought(index, 0, 1) - 0.7f * 1.9f * 0.25f : own(index);
+          };
+          EXPECT_TRUE(at::allclose(member.engine.parameters().flat(), arena_of(model.plan, member.engine.map(), after),
+                                   0, 1e-6));
+        });
+    for (const std::string& error : aftermath.errors) EXPECT_EQ(error, "");
+    ASSERT_EQ(aftermath.rounds.size(), 1U);
+    EXPECT_NEAR(aftermath.rounds[0]["drift"][0].get<double>(), 0, 1e-6);
+  }
+}
+
 TEST(Round, OfAnOuterStepThatLeadsToInfinityEndsTheRun) {
   const topology::Layout layout = Shape{2, 1, 1}.layout();
   const nn::Model model = tiny_model({});
@@ -278,6 +317,26 @@ TEST(RoundFailure, FindsAReplicaThatReceivedOneWrongBit) {
         << aftermath.errors[static_cast<std::size_t>(replicas[0])] << "\n"
         << aftermath.errors[static_cast<std::size_t>(replicas[1])];
   }
+}
+
+// No later round would mend them, so a round that leaves them out looks all the same.
+TEST(RoundFailure, FindsReplicasWhoseGroupLocalParametersDiffer) {
+  const topology::Layout layout = Shape{2, 2, 1}.layout();
+  nn::Model model = tiny_model({});
+  model.plan = plan::keep_in_groups(model.plan, {{}, {"table"}});
+  const Aftermath aftermath =
+      on_federated_ranks(layout, [&](int rank, comm::Axes& axes, control::CoordinatorClient& client) {
+        Member member(layout, rank, model, axes, client);
+        set_parameters(member.engine, [&](std::int64_t index) {
+          return rank == 3 && index == 40 ? 0.25f : tiny_value(index) + static_cast<float>(layout.group_of(rank));
+        });
+        member.federation.run_round({.round = 1, .step = 1, .tokens = 3});
+      });
+  ASSERT_TRUE(aftermath.status.first_error);
+  EXPECT_NE(aftermath.status.first_error->message.find("ranks 2 and 3 are replicas of one shard but hold different"),
+            std::string::npos)
+      << aftermath.status.first_error->message;
+  EXPECT_EQ(aftermath.status.first_error->status, 1);
 }
 
 TEST(RoundFailure, FindsAGroupThatReceivedOneWrongBit) {

@@ -8,6 +8,7 @@
 #include "fedshard/base/error.h"
 #include "fedshard/plan/check_schedule.h"
 #include "fedshard/plan/freeze.h"
+#include "fedshard/plan/group_local.h"
 
 namespace fedshard::plan {
 namespace {
@@ -107,7 +108,7 @@ TEST(Schedule, GathersAsOftenAsTheAnalysisSays) {
   }
 }
 
-// Two parameters a unit, some of them frozen, but not all.
+// Two parameters a unit, some of them frozen, but not all, and some of the others group-local.
 ModelPlan random_plan(std::mt19937& random) {
   const int stages = 1 + static_cast<int>(random() % 9);
   ModelPlan plan = chain(stages, stages > 1 && random() % 2 == 0, random() % 2 == 0);
@@ -118,8 +119,10 @@ ModelPlan random_plan(std::mt19937& random) {
   }
   if (random() % 2 == 0) return plan;
   std::shuffle(names.begin(), names.end(), random);
-  names.resize(random() % names.size());
-  return freeze(plan, names);
+  const std::size_t frozen = random() % names.size(), local = random() % (names.size() - frozen);
+  const auto end_of_frozen = names.begin() + static_cast<std::ptrdiff_t>(frozen);
+  return keep_in_groups(freeze(plan, {names.begin(), end_of_frozen}),
+                        {{}, {end_of_frozen, end_of_frozen + static_cast<std::ptrdiff_t>(local)}});
 }
 
 TEST(Schedule, TheCheckerProvesRandomSchedules) {
@@ -175,7 +178,7 @@ TEST(Freeze, SplitsUnitsAndKeepsGlobalIndices) {
   const ModelPlan frozen = freeze(plan, {"*.b", "z.?"});
   ASSERT_EQ(frozen.units.size(), 3U);
   EXPECT_EQ(frozen.numel(), plan.numel());
-  EXPECT_EQ(frozen.trained_numel(), 10);
+  EXPECT_EQ(frozen.exchanged_numel(), 10);
   EXPECT_EQ(frozen.stages[0].units, (std::vector<int>{0, 1}));
   EXPECT_EQ(frozen.stages[1].units, (std::vector<int>{2}));
   EXPECT_EQ(frozen.units[0].places, (std::vector<int>{0, 2}));

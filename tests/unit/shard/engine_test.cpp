@@ -10,6 +10,7 @@
 #include "fedshard/base/error.h"
 #include "fedshard/plan/check_schedule.h"
 #include "fedshard/plan/freeze.h"
+#include "fedshard/plan/group_local.h"
 #include "fedshard/shard/digest.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/tiny_model.h"
@@ -415,6 +416,28 @@ TEST(Registry, CountsBytesByRole) {
     EXPECT_EQ(registry.bytes(Role::parameters), engine.map().numel() * 4);
     EXPECT_EQ(registry.bytes(Role::moments), 0);
     EXPECT_THROW(registry.add("parameters", Role::parameters, Scope::shared, engine.parameters()), base::RunError);
+  });
+}
+
+TEST(Registry, TellsGroupLocalParametersFromSharedOnes) {
+  nn::Model model = tiny_model({});
+  model.plan = plan::keep_in_groups(plan::freeze(model.plan, {"projection"}), {{}, {"*.gain", "table"}});
+  on_ranks(topology::Layout::make(2, {}), [&](int rank, comm::Axes& axes) {
+    StateRegistry registry;
+    const Engine engine(model, 2, rank, axes, {}, registry);
+    // What only some elements have, as some moments, knows it too.
+    std::vector<std::vector<topology::Range>> kept(model.plan.units.size());
+    const ArenaMap parts(engine.map(), kept);
+    const Arena rank_own(parts);
+    registry.add("parts", Role::outer_moments, Scope::shared, rank_own);
+    registry.add("residual", Role::residuals, Scope::rank, rank_own);
+    for (int u = 0; u < engine.map().units(); ++u) {
+      const Scope expected = model.plan.units[u].group_local ? Scope::group : Scope::shared;
+      EXPECT_EQ(registry.all()[0].scope_of(u), expected) << model.plan.units[u].name;
+      EXPECT_EQ(registry.all()[1].scope_of(u), Scope::group);  // gradients
+      EXPECT_EQ(registry.all()[2].scope_of(u), expected);
+      EXPECT_EQ(registry.all()[3].scope_of(u), Scope::rank);
+    }
   });
 }
 

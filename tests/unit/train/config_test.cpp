@@ -167,7 +167,7 @@ TEST(Config, UnknownNamesGetTheNearestKnownOne) {
       refusal("\n[federation]\ngammas = 3\n"),
       "run.toml:3: [federation] has no key 'gammas'; its keys are every, weights, outer, outer_lr, outer_momentum, "
       "outer_beta1, outer_beta2, outer_tau, outer_max_norm, compress, block, top_k, guard, inner_state, "
-      "delay, mix, fragments, measures");
+      "delay, mix, fragments, measures, include, exclude");
   EXPECT_EQ(refusal("[training]\nlr = 3\n"), "run.toml:2: [training] has no key 'lr'; it belongs to [optimizer]");
   EXPECT_EQ(refusal("steps = 3\n"),
             "run.toml:1: 'steps' is not a table but a key; it belongs to [training] or [validation]");

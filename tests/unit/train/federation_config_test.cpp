@@ -69,5 +69,31 @@ TEST(Federation, CompressionHasItsUsualBlocks) {
             "[federation] top_k (64) must not be more than block (8)");
 }
 
+TEST(Federation, PatternsChooseWhatRoundsExchange) {
+  const auto of_two = [](const std::string& keys) {
+    return smallest + "[parallelism]\ngroups = 2\n[federation]\n" + keys + "\n";
+  };
+  EXPECT_EQ(load(smallest).federation.include, std::vector<std::string>{});
+  const Config config = load(of_two("include = \"model.*\"\nexclude = [\"*norm*\", \"model.embed*\"]"));
+  EXPECT_EQ(config.federation.include, std::vector<std::string>{"model.*"});
+  EXPECT_EQ(config.federation.exclude, (std::vector<std::string>{"*norm*", "model.embed*"}));
+  EXPECT_EQ(load(resolved_toml(config)), config);
+  EXPECT_EQ(validate(config, 2).groups(), 2);
+  for (const int groups : {1, 2}) {  // a pattern is wrong whether or not there are rounds
+    const auto refused = [&](const std::string& keys) {
+      return refusal_to_run(smallest + "[parallelism]\ngroups = " + std::to_string(groups) + "\n[federation]\n" + keys,
+                            2);
+    };
+    EXPECT_EQ(refused("include = [\"model.*\", \"lm_hat*\"]\n").substr(0, 90),
+              "[federation] include and exclude: the pattern 'lm_hat*' matches no parameter of the model");
+    EXPECT_EQ(refused("exclude = \"model.layer.*\"\n").substr(0, 96),
+              "[federation] include and exclude: the pattern 'model.layer.*' matches no parameter of the model;");
+    EXPECT_EQ(refused("exclude = \"*\"\n"),
+              "[federation] include and exclude: no parameter that trains is left for rounds to exchange");
+    EXPECT_EQ(refused("include = \"*norm*\"\n[training]\nfreeze = \"*norm*\"\n"),
+              "[federation] include and exclude: no parameter that trains is left for rounds to exchange");
+  }
+}
+
 }  // namespace
 }  // namespace fedshard::train
