@@ -33,7 +33,7 @@ set(fedshard_public_headers
     shard/arena.h shard/flat_buffer.h shard/unit.h shard/state.h shard/engine.h shard/digest.h
     optim/optimizer.h optim/lr_schedule.h
     federation/exchange.h federation/weights.h federation/guard.h federation/outer.h federation/outer_state.h
-    federation/compress.h federation/compressed_exchange.h)
+    federation/compress.h federation/compressed_exchange.h federation/proximal.h federation/synchronous.h)
 foreach(header ${fedshard_public_headers})
   get_filename_component(room "${header}" DIRECTORY)
   install(FILES "${PROJECT_SOURCE_DIR}/fedshard/${header}" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/fedshard/${room}"

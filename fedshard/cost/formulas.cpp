@@ -25,6 +25,15 @@ void add_step(const plan::ModelPlan& plan, const topology::GroupShape& group, co
   bytes.gather += replicas * plan::update_bytes(plan, rules, shards);
 }
 
+// The exchange of all elements that train, with one group nothing. `encoded`: bytes of the model between groups.
+Bytes exchange_bytes(const topology::Layout& layout, std::int64_t model, std::int64_t encoded) {
+  Bytes bytes;
+  if (layout.groups() == 1) return bytes;
+  bytes.aggregate_between = 2 * (layout.groups() - 1) * encoded;
+  for (const topology::GroupShape& group : layout.shapes()) bytes.aggregate_inside += (group.replicas - 1) * model;
+  return bytes;
+}
+
 // Of all parts of the model, each once.
 std::int64_t encoded_model_bytes(const plan::ModelPlan& plan, const topology::Layout& layout,
                                  const plan::Compression& compression) {
@@ -39,6 +48,22 @@ std::int64_t encoded_model_bytes(const plan::ModelPlan& plan, const topology::La
 }
 
 }  // namespace
+
+Bytes& Bytes::operator+=(const Bytes& more) {
+  gather += more.gather;
+  reduce += more.reduce;
+  replica += more.replica;
+  aggregate_inside += more.aggregate_inside;
+  aggregate_between += more.aggregate_between;
+  return *this;
+}
+
+Bytes operator+(Bytes a, const Bytes& b) { return a += b; }
+
+Bytes operator*(Bytes once, std::int64_t times) {
+  return {once.gather * times, once.reduce * times, once.replica * times, once.aggregate_inside * times,
+          once.aggregate_between * times};
+}
 
 int gathers_of(const plan::ModelPlan& plan, int unit, bool reshard_after_forward) {
   if (!reshard_after_forward || plan.stages_of(unit) > 1) return 1;
@@ -59,14 +84,19 @@ Bytes step_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, co
 }
 
 Bytes round_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, const TrafficOptions& options) {
-  Bytes bytes;
-  if (layout.groups() == 1) return bytes;
   const std::int64_t model = plan.exchanged_numel() * options.bytes_aggregate;
   const bool is_compressed = options.compression.kind != plan::Compression::Kind::none;
-  bytes.aggregate_between =
-      2 * (layout.groups() - 1) * (is_compressed ? encoded_model_bytes(plan, layout, options.compression) : model);
-  for (const topology::GroupShape& group : layout.shapes()) bytes.aggregate_inside += (group.replicas - 1) * model;
-  return bytes;
+  return exchange_bytes(layout, model, is_compressed ? encoded_model_bytes(plan, layout, options.compression) : model);
+}
+
+Bytes synchronous_bytes(const plan::ModelPlan& plan, const topology::Layout& layout) {
+  const std::int64_t gradients = plan.exchanged_numel() * 4;
+  return exchange_bytes(layout, gradients, gradients);
+}
+
+Bytes warm_up_end_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, const TrafficOptions& options) {
+  const std::int64_t model = plan.exchanged_numel() * options.bytes_aggregate;
+  return exchange_bytes(layout, model, model);
 }
 
 Bytes forward_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, const TrafficOptions& options) {

@@ -27,7 +27,11 @@ struct Bytes {
   std::int64_t aggregate_between = 0;                // between groups
   std::int64_t inside() const { return gather + reduce + replica + aggregate_inside; }
   std::int64_t between() const { return aggregate_between; }
+  Bytes& operator+=(const Bytes& more);
+  bool operator==(const Bytes&) const = default;
 };
+Bytes operator+(Bytes a, const Bytes& b);
+Bytes operator*(Bytes once, std::int64_t times);
 
 // How often a unit is gathered in a micro-step: kappa_g. Once, or twice where it is released after its forward and its
 // backward (or the forward once more before it) reads it again.
@@ -44,6 +48,13 @@ Bytes step_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, co
 // bytes of each part that a group owns: there is no closed form, since blocks end with their part, so the parts are
 // gone through.
 Bytes round_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, const TrafficOptions& options);
+
+// What a step of the synchronous warm-up sends beside step_bytes, to sum its fp32 gradients over the groups:
+// 2 (G-1) N 4 between groups and N 4 inside each; N without frozen units.
+Bytes synchronous_bytes(const plan::ModelPlan& plan, const topology::Layout& layout);
+
+// The end of the warm-up, when all groups take one's parameters: what a round sends that is not compressed.
+Bytes warm_up_end_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, const TrafficOptions& options);
 
 // One forward pass of all ranks: S (F-1) ceil(N_u/F) b_g for each group and unit.
 Bytes forward_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, const TrafficOptions& options);

@@ -9,6 +9,7 @@
 
 #include "fedshard/base/error.h"
 #include "fedshard/base/log.h"
+#include "fedshard/federation/synchronous.h"
 #include "fedshard/shard/digest.h"
 
 namespace fedshard::federation {
@@ -62,12 +63,33 @@ Federation::Federation(const topology::Layout& layout, int rank, const Federatio
         fragments.size() == 1 ? "" : fmt::format(" of fragment {}", f), registry));
   }
   if (options.rounds.delay > 0) background_ = std::make_unique<comm::Worker>();
+  if (options.prox_mu > 0 && layout.groups() > 1) proximal_.emplace(options.prox_mu, engine, registry);
 }
 
 Federation::~Federation() = default;
 
 void Federation::set_anchor() {
   for (const auto& fragment : fragments_) fragment->set_anchor(engine_.parameters());
+  if (proximal_) proximal_->set_anchor(engine_.parameters(), {});
+}
+
+shard::GradientHooks Federation::local_step() {
+  if (!proximal_) return {};
+  return {.add_to_mean = [this](int unit) { proximal_->add_term(unit); }};
+}
+
+shard::GradientHooks Federation::synchronous_step() {
+  return {.sum_over_groups = [this](const shard::Arena& sums, const shard::StepSums& of_group) {
+    return sum_over_groups(whole_, axes_, sums, of_group);
+  }};
+}
+
+void Federation::end_warm_up() {
+  std::vector<double> the_first(static_cast<std::size_t>(layout_.groups()), 0.0);
+  the_first[0] = 1;
+  const at::Tensor slice = whole_.mean_of(engine_.parameters(), the_first, comm::Purpose::aggregate);
+  whole_.spread(slice, engine_.parameters(), comm::Purpose::aggregate);
+  set_anchor();
 }
 
 void Federation::begin_round(const RoundInput& input) {
@@ -98,6 +120,10 @@ RoundOutcome Federation::finish_round() {
   const bool left_out = std::count(outcome.left_out.begin(), outcome.left_out.end(), group) > 0;
   const double taking = clock_.now();
   if (overlaps()) take_over(*round, left_out ? 0 : options_.mix);
+  if (proximal_) {
+    const Fragment& fragment = *fragments_[static_cast<std::size_t>(round->input.fragment)];
+    proximal_->set_anchor(overlaps() ? *round->next : engine_.parameters(), fragment.units());
+  }
   const double now = clock_.now();
   outcome.exposed_seconds = round->exposed + (now - begin);
   // Not less than what was waited for: a thread that waits is woken a little later.

@@ -19,6 +19,7 @@
 #include "fedshard/comm/worker.h"
 #include "fedshard/control/client.h"
 #include "fedshard/federation/fragment.h"
+#include "fedshard/federation/proximal.h"
 #include "fedshard/federation/weights.h"
 #include "fedshard/plan/rounds.h"
 
@@ -32,6 +33,7 @@ struct FederationOptions {
   plan::RoundOptions rounds;
   double mix = 0;  // what a group keeps of its own parameters where it takes over the new ones; from 0 to below 1
   bool measures = false;  // keep an anchor even where only the measures of a round need it
+  double prox_mu = 0;     // of FedProx's term (proximal.h); 0: none
 };
 
 struct RoundInput {
@@ -75,6 +77,18 @@ class Federation {
   // Makes the engine's present parameters the anchor of the first round. All groups must hold the same.
   void set_anchor();
 
+  // What goes into the gradient of a step between rounds: nothing, or FedProx's term. Of a federation of one group
+  // nothing. What is returned must not outlive the federation.
+  shard::GradientHooks local_step();
+
+  // The same of a step of all groups together (synchronous.h): of the warm-up, before the first round.
+  shard::GradientHooks synchronous_step();
+
+  // Ends the warm-up: all groups take the first one's parameters, which become the anchor. Theirs are the same but for
+  // rounding: an optimizer's kernels may round an element otherwise in a shard of another size, or on another kind of
+  // processor, and the first round's anchor must have the same bits everywhere. Collective over the world.
+  void end_warm_up();
+
   // The groups' weighted mean, and the outer step from it. After finish_round every rank of every group holds its part
   // of the same new parameters, or with options.mix its own mixture of them and what it had. A rank may train between
   // the two where there is a delay. Both throw PeersLostError where somebody fails before the commit (parameters and
@@ -109,8 +123,9 @@ class Federation {
   comm::Axes& axes_;
   RoundLinks links_;
   control::CoordinatorClient& coordinator_;
-  Exchange whole_;  // for the mean in mid-round
+  Exchange whole_;  // over training's axes: for the mean in mid-round, and the warm-up
   std::vector<std::unique_ptr<Fragment>> fragments_;
+  std::optional<Proximal> proximal_;
   base::SteadyClock clock_;
   std::unique_ptr<Pending> pending_;
   comm::WorkPtr compared_;                    // the digests of the last round

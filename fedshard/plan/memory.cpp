@@ -231,6 +231,7 @@ constexpr struct {
     {"staging", "update's staging"},
     {"exchange", "exchange of a round"},
     {"outer", "outer optimizer"},
+    {"prox_anchor", "anchor of FedProx"},
     {"mean", "mean to evaluate"},
 };
 
@@ -314,6 +315,7 @@ MemoryTable predict_memory(const ModelPlan& plan, const MemoryOptions& options) 
               {MemoryPurpose::staging, staged * staging_bytes(plan, options.shards), options.offload},
               {MemoryPurpose::exchange, options.exchange_bytes, options.gpu},
               {MemoryPurpose::outer, options.outer_numel * kFp32, options.gpu},
+              {MemoryPurpose::prox_anchor, options.proximal ? trained / kFp32 * options.master_bytes : 0},
               {MemoryPurpose::mean, options.federation ? arena : 0},
           },
           walk.peak_buffers()};

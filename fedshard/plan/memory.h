@@ -27,8 +27,9 @@ enum class MemoryPurpose {
   communication,     // what rings receive into while they sum (comm/ring.cpp)
   update,            // what Muon gathers whole matrices to and computes in (plan/updates.h)
   staging,           // a unit's shard in fp32 while it is updated, where the arenas don't serve (optim/workplace.h)
-  exchange,          // a round's messages and results (federation/exchange.cpp)
+  exchange,          // a round's messages and results, or of a step of the warm-up (federation/exchange.cpp)
   outer,             // the outer optimizer's anchor and moments, of the rank's slice, fp32 (federation/outer_state.h)
+  prox_anchor,       // FedProx's anchor of the shard, in the master dtype (federation/proximal.h)
   mean,              // arena of the groups' mean, with which a federation evaluates
 };
 const char* name_of(MemoryPurpose purpose);  // "gradient_buffers", the key in metrics.jsonl
@@ -36,7 +37,8 @@ const char* name_of(MemoryPurpose purpose);  // "gradient_buffers", the key in m
 struct MemoryOptions {
   int shards = 1, replicas = 1;     // of the rank's group
   bool federation = false;          // whether there are rounds
-  std::int64_t exchange_bytes = 0;  // of a round; from the functions below
+  bool proximal = false;            // whether steps between them have FedProx's term
+  std::int64_t exchange_bytes = 0;  // the most at once; from the functions below
   std::int64_t outer_numel = 0;     // of the anchor and outer moments; likewise
   int master_bytes = 4;             // an element of the parameters that are kept
   int compute_bytes = 4;            // an element of gathered parameters
@@ -67,8 +69,8 @@ struct MemoryTable {
   std::int64_t host_total() const;  // of those
 };
 
-// The elements of the messages and results that a round's exchange takes at once (federation/exchange.cpp), on the rank
-// of the group that needs most.
+// The elements of the messages and results that a round's exchange, or the sum of gradients over groups, takes at once
+// (federation/exchange.cpp), on the rank of the group that needs most.
 std::int64_t exchange_numel(const ModelPlan& plan, const topology::Layout& layout, int group);
 
 // The elements of what the outer optimizer keeps, likewise: anchor, moments, and with compression the residuals of both

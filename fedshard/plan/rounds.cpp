@@ -5,10 +5,15 @@
 namespace fedshard::plan {
 namespace {
 
+// Steps into a round after which a fragment's exchange begins.
+std::int64_t begin_of(const RoundOptions& options, int fragment) {
+  return ((fragment + 1) * options.every + options.fragments - 1) / options.fragments;
+}
+
 // The fragment whose exchange begins so many steps into a round (1 to every), or -1.
 int fragment_at(const RoundOptions& options, std::int64_t step_of_round) {
   for (int f = 0; f < options.fragments; ++f) {
-    if (((f + 1) * options.every + options.fragments - 1) / options.fragments == step_of_round) return f;
+    if (begin_of(options, f) == step_of_round) return f;
   }
   return -1;
 }
@@ -30,7 +35,10 @@ void check_rounds(const RoundOptions& options) {
 }
 
 Schedule round_operations(const RoundOptions& options, std::int64_t step) {
-  const auto begins = [&](std::int64_t s) { return s < 1 ? -1 : fragment_at(options, (s - 1) % options.every + 1); };
+  const auto begins = [&](std::int64_t s) {
+    const std::int64_t since_start = s - options.start_step;
+    return since_start < 1 ? -1 : fragment_at(options, (since_start - 1) % options.every + 1);
+  };
   Schedule operations;
   // What is under way is applied before the next one begins.
   const auto add = [&](OpKind kind, int fragment) { operations.push_back({.kind = kind, .fragment = fragment}); };
@@ -45,13 +53,18 @@ Schedule round_operations(const RoundOptions& options, std::int64_t step) {
 Schedule round_schedule(const ModelPlan& plan, const ScheduleOptions& options, const RoundOptions& rounds) {
   const Schedule one = step_schedule(plan, options);
   Schedule schedule;
-  for (std::int64_t step = rounds.every + 1; step <= 2 * rounds.every;
-       ++step) {  // the second one: the first has no past
+  // The second one: the first has no past.
+  for (std::int64_t i = rounds.every + 1; i <= 2 * rounds.every; ++i) {
     schedule.insert(schedule.end(), one.begin(), one.end());
-    const Schedule operations = round_operations(rounds, step);
+    const Schedule operations = round_operations(rounds, rounds.start_step + i);
     schedule.insert(schedule.end(), operations.begin(), operations.end());
   }
   return schedule;
+}
+
+std::int64_t exchanges_of(const RoundOptions& options, int fragment, std::int64_t steps) {
+  const std::int64_t since_first = steps - options.start_step - begin_of(options, fragment);
+  return since_first < 0 ? 0 : since_first / options.every + 1;
 }
 
 std::vector<std::vector<bool>> fragments_of(const ModelPlan& plan, int fragments) {

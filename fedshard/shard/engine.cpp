@@ -8,6 +8,7 @@
 #include <array>
 #include <cmath>
 #include <optional>
+#include <utility>
 
 #include "fedshard/base/clock.h"
 #include "fedshard/base/error.h"
@@ -17,6 +18,7 @@ namespace fedshard::shard {
 struct Engine::Pass {
   std::span<const nn::MicroBatch> batches;
   const std::function<void(int)>* step_unit = nullptr;
+  const GradientHooks* hooks = nullptr;
   const Arena* parameters = nullptr;
   bool trains = false;
   double scale = 1;                         // of the loss before backward: keeps gradients near their final size
@@ -92,12 +94,16 @@ void Engine::fill(const Filler& filler) {
   }
 }
 
-StepResult Engine::step(std::span<const nn::MicroBatch> batches, const std::function<void(int unit)>& step_unit) {
+StepResult Engine::step(std::span<const nn::MicroBatch> batches, const std::function<void(int unit)>& step_unit,
+                        const GradientHooks& hooks) {
   base::require(static_cast<int>(batches.size()) == options_.schedule.micro_steps,
                 "{} micro-batches for {} micro-steps", batches.size(), options_.schedule.micro_steps);
+  base::require(!hooks.sum_over_groups || !(hooks.add_to_mean || options_.schedule.fused_backward),
+                "a sum over groups goes neither with what is added to a group's mean nor with fused_backward");
   Pass pass;
   pass.batches = batches;
   pass.step_unit = &step_unit;
+  pass.hooks = &hooks;
   pass.parameters = &parameters_;
   pass.trains = true;
   // The same on every rank, since all micro-batches have one shape; the exact mean is taken when all tokens are known.
@@ -108,7 +114,9 @@ StepResult Engine::step(std::span<const nn::MicroBatch> batches, const std::func
     pass.mean = mean_factor(pass.scale, tokens[0]);
   }
   for (const plan::Op& op : step_schedule_) run(op, pass);
-  return options_.schedule.fused_backward ? total(pass, pass.squares) : *pass.result;
+  if (!options_.schedule.fused_backward) return *pass.result;
+  const StepSums sums = sum_over_group(pass.sum, pass.squares);
+  return judge(sums, sums, std::sqrt(sums.squares));
 }
 
 LossSum Engine::evaluate(const nn::MicroBatch& batch, const Arena& parameters) {
@@ -245,12 +253,25 @@ double Engine::square_norm(const at::Tensor& gradients) const {
 StepResult Engine::finish_gradients(const Pass& pass) {
   while (!reductions_.empty()) finish_oldest_reduction();
   const c10::NoGradGuard no_grad;
-  const StepResult result = total(pass, square_norm(gradients_.flat()));
+  const at::Tensor& gradients = gradients_.flat();
+  const auto& [sum_over_groups, add_to_mean] = *pass.hooks;
+  const bool norm_comes_later = sum_over_groups || add_to_mean;
+  const StepSums of_group = sum_over_group(pass.sum, norm_comes_later ? 0 : square_norm(gradients));
+  StepSums all = sum_over_groups ? sum_over_groups(gradients_, of_group) : of_group;
+  double mean = mean_factor(pass.scale, all.tokens);
+  if (add_to_mean) {
+    gradients.mul_(std::exchange(mean, 1.0));
+    for (int u = 0; u < map_.units(); ++u) {
+      if (units_[u]->trains()) add_to_mean(u);
+    }
+    all = sum_over_group(pass.sum, square_norm(gradients));
+  }
+  const StepResult result = judge(of_group, all, std::sqrt(all.squares) * mean);
   if (result.skipped) return result;
   // The same rule as torch.nn.utils.clip_grad_norm_.
   const double clip = options_.max_norm > 0 ? std::min(1.0, options_.max_norm / (result.grad_norm + 1e-6)) : 1.0;
-  const double factor = mean_factor(pass.scale, result.tokens) * clip;
-  if (factor != 1.0) gradients_.flat().mul_(factor);
+  const double factor = mean * clip;
+  if (factor != 1.0) gradients.mul_(factor);
   return result;
 }
 
@@ -259,17 +280,23 @@ void Engine::finish_gradient_of(int unit, Pass& pass) {
   while (reductions_.is_reducing(unit)) finish_oldest_reduction();
   const c10::NoGradGuard no_grad;
   const at::Tensor gradient = gradients_.unit(unit).mul_(pass.mean);
+  if (pass.hooks->add_to_mean) pass.hooks->add_to_mean(unit);
   pass.squares += square_norm(gradient);
 }
 
-// Over the group; `squares` are this rank's, of its gradients (which fused_backward has made the mean's already).
-StepResult Engine::total(const Pass& pass, double squares) {
-  std::array<double, 3> totals{pass.sum.loss, pass.sum.tokens, squares};
-  axes_.group->sum(totals);
-  const auto [loss, tokens, square_sum] = totals;
-  const double mean = options_.schedule.fused_backward ? 1.0 : mean_factor(pass.scale, tokens);
-  StepResult result{tokens > 0 ? loss / tokens : 0.0, tokens, std::sqrt(square_sum) * mean};
-  if (std::isfinite(result.loss) && std::isfinite(result.grad_norm)) return result;
+// `squares`: of this rank's gradients.
+StepSums Engine::sum_over_group(const LossSum& mine, double squares) const {
+  std::array<double, 3> sums{mine.loss, mine.tokens, squares};
+  axes_.group->sum(sums);
+  return {sums[0], sums[1], sums[2]};
+}
+
+// all: what decides whether the step counts; the group's own, or all groups'. norm: of the mean gradient.
+StepResult Engine::judge(const StepSums& of_group, const StepSums& all, double norm) const {
+  const auto mean_loss = [](const StepSums& sums) { return sums.tokens > 0 ? sums.loss / sums.tokens : 0.0; };
+  StepResult result{mean_loss(of_group), of_group.tokens, norm};
+  const double loss = mean_loss(all);
+  if (std::isfinite(loss) && std::isfinite(norm)) return result;
   if (options_.nonfinite == NonFinite::skip) {
     result.skipped = true;
     return result;
@@ -277,8 +304,7 @@ StepResult Engine::total(const Pass& pass, double squares) {
   base::fail<base::RunError>(
       "rank {}: the {} of the step is not finite (loss {}, gradient norm {}); lower the learning "
       "rate, warm up longer, compute in fp32, or set training.nonfinite = \"skip\"",
-      axes_.group->members().rank(), std::isfinite(result.loss) ? "gradient norm" : "loss", result.loss,
-      std::abs(result.grad_norm));
+      axes_.group->members().rank(), std::isfinite(loss) ? "gradient norm" : "loss", loss, std::abs(norm));
 }
 
 }  // namespace fedshard::shard

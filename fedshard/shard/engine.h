@@ -35,7 +35,8 @@ struct EngineOptions {
   at::Device device = at::kCPU;           // of parameters, gradients and whatever is gathered
 };
 
-// Over one group: all its ranks, all the step's micro-steps.
+// Over one group: all its ranks, all the step's micro-steps. With sum_over_groups the norm is that of all groups'
+// gradient, and a step is skipped by all of them or none; loss and tokens stay the group's.
 struct StepResult {
   double loss = 0;       // mean over `tokens`
   double tokens = 0;     // unmasked positions
@@ -47,6 +48,27 @@ struct StepResult {
 struct LossSum {
   double loss = 0;
   double tokens = 0;
+};
+
+// What a group's step, or all groups' together, adds up to.
+struct StepSums {
+  double loss = 0;     // over unmasked positions
+  double tokens = 0;   // unmasked positions
+  double squares = 0;  // of the elements of the gradient's sum, each counted once
+};
+
+// What changes a step's gradient before its norm is taken and it is clipped. At most one of the two may be there.
+struct GradientHooks {
+  // Turns the sum over this group, of which `sums` is this rank's shard, into that over all groups, and returns what it
+  // adds up to there, given what it does in this group (without squares). Called once a step on every rank, when the
+  // step's last reduction is over. The gradients are sums over micro-steps and ranks, of the loss times a factor that
+  // depends on a micro-batch's shape alone, which must be the same in all groups. If elements of `sums` and the result
+  // have the same bits in all groups, so do norm and clipped mean, and groups that began alike stay alike. Not with
+  // fused_backward, which never has all sums at once.
+  std::function<StepSums(const Arena& sums, const StepSums& of_group)> sum_over_groups = nullptr;
+  // Adds to the gradient of unit u in gradients(), which is the mean over the group's tokens and not clipped yet; once
+  // a step for each unit that trains. What it adds is part of the norm. With fused_backward, right before u is stepped.
+  std::function<void(int unit)> add_to_mean = nullptr;
 };
 
 // Called after each operation with the seconds (of a steady clock) at which the engine began and ended with it.
@@ -68,8 +90,9 @@ class Engine {
   // One step on this rank's micro-batches, one for each micro-step, all of `positions` tokens, on device(). When all
   // gradients are means over the group's tokens, and clipped, calls step_unit(u) for each unit that trains; it may
   // change the parameters' slice of that unit. With fused_backward it is called when u's own gradient is such a mean,
-  // and the gradient is gone after it.
-  StepResult step(std::span<const nn::MicroBatch> batches, const std::function<void(int unit)>& step_unit);
+  // and the gradient is gone after it. `hooks` come before clipping; without any, nothing is computed otherwise.
+  StepResult step(std::span<const nn::MicroBatch> batches, const std::function<void(int unit)>& step_unit,
+                  const GradientHooks& hooks = {});
 
   // A forward pass without gradients, with `parameters` in place of the engine's own. Collective over the shard axis.
   LossSum evaluate(const nn::MicroBatch& batch, const Arena& parameters);
@@ -96,7 +119,8 @@ class Engine {
   double square_norm(const at::Tensor& gradients) const;
   StepResult finish_gradients(const Pass& pass);
   void finish_gradient_of(int unit, Pass& pass);
-  StepResult total(const Pass& pass, double squares);
+  StepSums sum_over_group(const LossSum& mine, double squares) const;
+  StepResult judge(const StepSums& of_group, const StepSums& all, double norm) const;
 
   const nn::Model& model_;
   comm::Axes& axes_;

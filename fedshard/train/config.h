@@ -113,7 +113,9 @@ struct ParallelismConfig {
 };
 
 struct FederationConfig {
-  std::int64_t every = 8;  // K: steps of a round
+  std::int64_t every = 8;       // K: steps of a round
+  std::int64_t start_step = 0;  // the steps up to this one are synchronous over all groups; 0: none
+  double prox_mu = 0;           // of FedProx's proximal term; 0: none
   GroupWeights weights = WeightsBy::tokens;
   plan::Outer outer = plan::Outer::fedavg;
   std::optional<double> outer_lr;        // load_config fills in what is usual for `outer` (plan::usual_options)

@@ -62,6 +62,11 @@ void check_fused_backward(const Config& config) {
         "[optimizer] fused_backward updates units before it is known whether the gradient is finite, so a step cannot "
         "be skipped: set [training] nonfinite = \"stop\"");
   }
+  if (config.federation.start_step > 0) {
+    fail<UsageError>(
+        "[optimizer] fused_backward updates units before the whole gradient is there, so it cannot be summed over the "
+        "groups: set [federation] start_step = 0");
+  }
 }
 
 void check_optimizer(const Config& config) {
@@ -121,6 +126,15 @@ void check_rounds(const Config& config, const topology::Layout& layout) {
     fail<UsageError>(
         "[federation] inner_state = \"reset\" needs rounds of the whole model at once: set delay = 0 and fragments = "
         "1");
+  }
+  if (f.start_step > config.training.steps) {
+    fail<UsageError>("[federation] start_step ({}) must not be more than [training] steps ({})", f.start_step,
+                     config.training.steps);
+  }
+  if (f.start_step > 0 && !(f.include.empty() && f.exclude.empty())) {
+    fail<UsageError>(
+        "[federation] start_step: in the warm-up all groups make the same steps, which leaves nothing local to a "
+        "group; set start_step = 0, or no include and exclude");
   }
 }
 
@@ -218,7 +232,7 @@ plan::Compression compression_of(const FederationConfig& config) {
 }
 
 plan::RoundOptions round_options(const FederationConfig& config) {
-  return {config.every, static_cast<int>(config.fragments), config.delay};
+  return {config.every, static_cast<int>(config.fragments), config.delay, config.start_step};
 }
 
 plan::ExchangePatterns exchange_patterns(const FederationConfig& config) { return {config.include, config.exclude}; }

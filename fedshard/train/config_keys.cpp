@@ -252,6 +252,13 @@ void add_federation_and_comm(std::vector<Key>& keys) {
   using C = CommConfig;
   Adder<F>(keys, "federation", &Config::federation)
       .key("every", &F::every, at_least(1), "K: steps between the averages over the groups.")
+      .key("start_step", &F::start_step, at_least(0),
+           "A warm-up: in the steps up to this one all groups are trained as one, by the gradient of all their tokens, "
+           "which is summed over the groups in every step. Rounds are counted from there. 0: none.")
+      .key("prox_mu", &F::prox_mu, at_least(0),
+           "FedProx: between rounds each group minimises its loss + mu/2 times the squared distance of its parameters "
+           "from those at the end of the last round (of the warm-up; at first the initial ones), which are kept. 0: "
+           "its loss.")
       .key("weights", &F::weights, at_least(0),
            "What a group counts in an average: `tokens`, those it trained on since the last one; `uniform`, the same "
            "for all; or a list of numbers by group. A group that counts nothing receives the average of the others. "

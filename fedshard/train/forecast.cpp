@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <optional>
 #include <sstream>
@@ -35,10 +36,12 @@ std::string as_comment(const std::string& text) {
 std::int64_t exchange_bytes(const Config& config, const plan::ModelPlan& plan, const topology::Layout& layout,
                             int group) {
   const plan::Compression compression = compression_of(config.federation);
-  if (compression.kind == plan::Compression::Kind::none) {
-    return plan::exchange_numel(plan, layout, group) * bytes_of(engine_options(config).dtypes.master);
-  }
-  return plan::compressed_exchange_bytes(plan, layout, group, compression);
+  const std::int64_t numel = plan::exchange_numel(plan, layout, group);
+  const std::int64_t round = compression.kind == plan::Compression::Kind::none
+                                 ? numel * bytes_of(engine_options(config).dtypes.master)
+                                 : plan::compressed_exchange_bytes(plan, layout, group, compression);
+  const std::int64_t warm_up = config.federation.start_step > 0 ? numel * bytes_of(at::kFloat) : 0;
+  return std::max(round, warm_up);
 }
 
 }  // namespace
@@ -49,6 +52,7 @@ plan::MemoryTable forecast_memory(const Config& config, const topology::Layout& 
   const shard::EngineOptions engine = engine_options(config);
   plan::MemoryOptions options;
   options.federation = layout.groups() > 1;
+  options.proximal = options.federation && config.federation.prox_mu > 0;
   options.master_bytes = bytes_of(engine.dtypes.master);
   options.compute_bytes = bytes_of(engine.dtypes.compute);
   options.reduce_bytes = bytes_of(engine.dtypes.reduce);
@@ -85,20 +89,24 @@ std::string forecast_traffic(const Config& config, const topology::Layout& layou
                                      update_options(config.optimizer),
                                      compression_of(config.federation)};
   const cost::Bytes step = cost::step_bytes(plan, layout, options);
+  const cost::Bytes sum = cost::synchronous_bytes(plan, layout);
   const cost::Bytes round = cost::round_bytes(plan, layout, options);
-  const std::int64_t rounds = layout.groups() > 1 ? config.training.steps / config.federation.every : 0;
-  cost::Bytes all;
-  all.gather = step.gather * config.training.steps;
-  all.reduce = step.reduce * config.training.steps;
-  all.replica = step.replica * config.training.steps;
-  all.aggregate_inside = round.aggregate_inside * rounds;
-  all.aggregate_between = round.aggregate_between * rounds;
+  const bool federated = layout.groups() > 1;
+  const std::int64_t steps = config.training.steps, start = config.federation.start_step;
+  cost::Bytes all = step * steps;
   std::string text = traffic_line("a step", step, layout.world());
-  if (layout.groups() > 1) text += traffic_line("the end of a round", round, layout.world());
-  text += traffic_line(fmt::format("{} steps", config.training.steps).c_str(), all, layout.world());
+  if (federated && start > 0) {
+    text += traffic_line("a step of the warm-up", step + sum, layout.world());
+    all += sum * start + cost::warm_up_end_bytes(plan, layout, options);
+  }
+  if (federated) {
+    text += traffic_line("the end of a round", round, layout.world());
+    all += round * ((steps - start) / config.federation.every);
+  }
+  text += traffic_line(fmt::format("{} steps", steps).c_str(), all, layout.world());
   if (!config.data.eval.empty()) {
     text += traffic_line("a batch of evaluation", cost::forward_bytes(plan, layout, options), layout.world());
-    if (layout.groups() > 1) {  // between rounds: parameters as they are, whatever a round does
+    if (federated) {  // between rounds: parameters as they are, whatever a round does
       cost::TrafficOptions plain = options;
       plain.compression = {};
       text += traffic_line("a mean to evaluate", cost::round_bytes(plan, layout, plain), layout.world());

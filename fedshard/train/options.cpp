@@ -100,6 +100,7 @@ federation::FederationOptions federation_options(const Config& config) {
   options.rounds = round_options(config.federation);
   options.mix = config.federation.mix;
   options.measures = config.federation.measures;
+  options.prox_mu = config.federation.prox_mu;
   return options;
 }
 

@@ -47,16 +47,26 @@ base::ExitStatus Trainer::run() {
   return stop_ ? base::ExitStatus::stopped : base::ExitStatus::ok;
 }
 
-// One update of this group's model. Within the group: sharded data parallelism. Between groups: nothing.
+// One update of this group's model. Within the group: sharded data parallelism. Between groups: nothing, but in the
+// warm-up, when one gradient updates the models of all.
 void Trainer::train_step() {
   const std::vector<nn::MicroBatch> batches = next_batches();
+  const bool together = is_synchronous(step_ + 1);
   const double lr = lr_schedule_.at(step_ + 1);
-  const shard::StepResult result = engine_.step(batches, [&](int unit) { optimizer_->step(unit, updates_ + 1, lr); });
+  const shard::StepResult result = engine_.step(
+      batches, [&](int unit) { optimizer_->step(unit, updates_ + 1, lr); },
+      together ? federation_.synchronous_step() : federation_.local_step());
   ++step_;
   count(result);
   context_.coordinator.set_step(step_);
   record_step(result, lr);
-  if (context_.layout.groups() == 1) stop_ = time_is_up();
+  if (context_.layout.groups() == 1 || together) stop_ = time_is_up();
+  if (together) std::fill(tokens_at_.begin(), tokens_at_.end(), tokens_);  // none of them apart from other groups
+  if (together && step_ == rounds_.start_step) federation_.end_warm_up();
+}
+
+bool Trainer::is_synchronous(std::int64_t step) const {
+  return context_.layout.groups() > 1 && step <= rounds_.start_step;
 }
 
 // A skipped step has trained on no token, and for the optimizer it has not happened.
@@ -147,11 +157,11 @@ bool Trainer::past_time_limit() const {
   return limit > 0 && clock_.now() - started_s_ >= limit;
 }
 
-// Clocks differ between ranks, so the group decides together: when one rank's time is up, all stop.
+// Clocks differ between ranks, so those that step together decide together: when one rank's time is up, all stop.
 bool Trainer::time_is_up() {
   if (context_.config.training.time_limit_s <= 0) return false;
   std::vector<double> votes{past_time_limit() ? 1.0 : 0.0};
-  context_.axes.group->sum(votes);
+  comm::sum_over_world(context_.axes, votes);
   return votes[0] > 0;
 }
 

@@ -48,6 +48,7 @@ class Trainer {
 
  private:
   void train_step();
+  bool is_synchronous(std::int64_t step) const;  // steps are counted from 1
   void count(const shard::StepResult& result);
   void run_rounds();
   void begin_round(int fragment);
@@ -55,7 +56,7 @@ class Trainer {
   bool validation_is_due() const;
   void validate();
   bool past_time_limit() const;  // by this rank's clock
-  bool time_is_up();             // as its group has agreed
+  bool time_is_up();             // as all ranks that step together have agreed
 
   void load_weights();
   std::vector<nn::MicroBatch> next_batches();
@@ -89,7 +90,7 @@ class Trainer {
   std::int64_t tokens_ = 0;              // of this group, since the run began
   std::vector<std::int64_t> tokens_at_;  // by fragment, those when its last round began
   std::int64_t validated_step_ = -1;     // the step after which the last validation ran
-  bool stop_ = false;                    // at the time limit; all ranks of the group (with rounds: of the world) agree
+  bool stop_ = false;                    // at the time limit; all ranks of the group (with several: of the world) agree
 
   double validation_s_ = 0;  // spent on validation, which is no training
   double last_record_s_ = started_s_;

@@ -176,7 +176,7 @@ TEST(Memory, NamesAreKeys) {
     names += std::string(name_of(row.purpose)) + " ";
   EXPECT_EQ(names,
             "parameters gradients moments gathered gradient_buffers activations communication update staging exchange "
-            "outer mean ");
+            "outer prox_anchor mean ");
 }
 
 TEST(Memory, RefusesImpossibleOptions) {

@@ -52,6 +52,16 @@ TEST(Rounds, FragmentsTakeTurnsOverTheSteps) {
   }
 }
 
+TEST(Rounds, AreCountedFromTheEndOfTheWarmUp) {
+  const RoundOptions options{.every = 3, .delay = 1, .start_step = 4};
+  for (std::int64_t step = 1; step <= 6; ++step) EXPECT_EQ(round_operations(options, step), Schedule{}) << step;
+  EXPECT_EQ(round_operations(options, 7), Schedule{begin(0)});
+  EXPECT_EQ(round_operations(options, 8), Schedule{apply(0)});
+  EXPECT_EQ(exchanges_of(options, 0, 6), 0);
+  EXPECT_EQ(exchanges_of(options, 0, 7), 1);
+  EXPECT_EQ(exchanges_of(options, 0, 12), 2);
+}
+
 // For any options: each fragment begins once in K steps, is applied `delay` steps later, and is never two at a time.
 TEST(Rounds, OneExchangeIsUnderWayAtATime) {
   for (std::int64_t every = 1; every <= 9; ++every) {
@@ -62,12 +72,14 @@ TEST(Rounds, OneExchangeIsUnderWayAtATime) {
         int under_way = -1;
         std::int64_t begun = 0;
         std::vector<int> applied(static_cast<std::size_t>(fragments), 0);
+        std::int64_t begins = 0;
         for (std::int64_t step = 1; step <= 4 * every; ++step) {
           for (const Op& op : round_operations(options, step)) {
             if (op.kind == OpKind::exchange) {
               ASSERT_EQ(under_way, -1);
               under_way = op.fragment;
               begun = step;
+              ++begins;
             } else {
               ASSERT_EQ(under_way, op.fragment);
               ASSERT_EQ(step - begun, delay);
@@ -76,6 +88,9 @@ TEST(Rounds, OneExchangeIsUnderWayAtATime) {
             }
           }
         }
+        std::int64_t counted = 0;
+        for (int f = 0; f < fragments; ++f) counted += exchanges_of(options, f, 4 * every);
+        EXPECT_EQ(counted, begins);
         for (const int count : applied) EXPECT_GE(count, 3);
         EXPECT_EQ(std::accumulate(applied.begin(), applied.end(), under_way == -1 ? 0 : 1), 4 * fragments);
       }
