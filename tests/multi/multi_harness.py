@@ -13,6 +13,7 @@ import socket
 import subprocess
 
 import numpy
+import safetensors.numpy
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BINARY = ROOT / os.environ.get("FEDSHARD_BUILD", "build/release") / "fedshard"
@@ -191,6 +192,17 @@ def data_order(path, count, seed, seq_len=SEQ_LEN):
     rows = [[int(number) for number in row] for row in rows if all(cell.isdigit() for cell in row)]
     assert [row[0] for row in rows] == list(range(count))
     return [row[2] for row in rows]
+
+
+def with_nan(folder, source):
+    """The model with one NaN, in the row of a byte that few sequences hold: most steps are fine at first."""
+    folder.mkdir()
+    tensors = dict(safetensors.numpy.load_file(source / "model.safetensors"))
+    tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].copy()
+    tensors["model.embed_tokens.weight"][ord("\n"), 0] = float("nan")
+    safetensors.numpy.save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text((source / "config.json").read_text())
+    return folder
 
 
 def assert_close(actual, expected, tolerance, what):

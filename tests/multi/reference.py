@@ -1,7 +1,8 @@
 """The same training in one process of plain PyTorch: transformers' Llama, torch.optim, torch's clipping and schedules.
 
 Nothing here knows about shards, replicas or messages. With several groups the groups are trained in turn, each a model
-with an optimizer of its own, and every K steps their parameters become the weighted mean.
+with an optimizer of its own, and every K steps their parameters become the weighted mean. In a warm-up before that each
+of them is given the gradient of all sequences.
 """
 
 import copy
@@ -33,6 +34,8 @@ class Recipe:
     averaging: tuple = ()         # one weight a group; empty: the same for all
     group_local: tuple = ()       # patterns of parameters that are left out of the mean
     ranks: tuple = ()             # by group; each evaluates its ranks' part. Empty: one group, as all have one model
+    start_step: int = 0           # steps of the warm-up; averages are counted from there
+    prox_mu: float = 0.0          # of FedProx's term
     nesterov: tuple = ()          # (lr, momentum) of an outer SGD over the pseudo-gradient; empty: the mean itself
     delay: int = 0                # steps from a capture of the groups' parameters to the use of their mean
     mix: float = 0.0              # what a group keeps of its own parameters there
@@ -90,17 +93,45 @@ class Group:
         self.schedule = make_schedule(recipe, self.optimizer)
         self.losses, self.norms, self.lrs = [], [], []
 
-    def step(self, sequences):
+    def set_anchor(self):
+        self.anchor = [p.detach().clone() for p in self.model.parameters()]
+
+    def backward(self, sequences):
         self.optimizer.zero_grad()
         loss = loss_of(self.model, sequences)
         loss.backward()
+        self.losses.append(loss.item())
+
+    def add_proximal_term(self):
+        for parameter, anchor in zip(self.model.parameters(), self.anchor):
+            parameter.grad.add_(parameter.detach() - anchor, alpha=self.recipe.prox_mu)
+
+    def update(self):
         limit = self.recipe.max_norm if self.recipe.max_norm > 0 else math.inf
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
         self.lrs.append(self.optimizer.param_groups[0]["lr"])
         self.optimizer.step()
         self.schedule.step()
-        self.losses.append(loss.item())
         self.norms.append(norm.item())
+
+    def step(self, sequences):
+        self.backward(sequences)
+        if self.recipe.prox_mu > 0:
+            self.add_proximal_term()
+        self.update()
+
+
+def step_together(groups, batches):
+    """Each group is updated by the mean gradient of all sequences."""
+    sequences = sum(len(batch) for batch in batches)
+    for group, batch in zip(groups, batches):
+        group.backward(batch)
+    for same in zip(*(group.model.parameters() for group in groups)):
+        gradient = sum(p.grad.double() * (len(batch) / sequences) for p, batch in zip(same, batches)).float()
+        for parameter in same:
+            parameter.grad.copy_(gradient)
+    for group in groups:
+        group.update()
 
 
 @torch.no_grad()
@@ -185,6 +216,7 @@ class Rounds:
             for group in self.groups:
                 mine = list(group.model.parameters())[n]
                 mine.copy_(self.recipe.mix * mine + (1 - self.recipe.mix) * anchors[n])
+                group.anchor[n].copy_(anchors[n])
 
 
 def make_outer(recipe, parameters):
@@ -202,13 +234,25 @@ def train(recipe):
     order = data_order(recipe.train, recipe.steps * recipe.batch, recipe.seed)
     rounds = Rounds(recipe, groups, averaging)
     shares = recipe.shares or [recipe.batch // recipe.groups] * recipe.groups
+    for group in groups:
+        group.set_anchor()
     for step in range(recipe.steps):
         first = step * recipe.batch
-        for group, share in zip(groups, shares):
-            group.step(sequences[order[first:first + share]])
+        batches = []
+        for share in shares:
+            batches.append(sequences[order[first:first + share]])
             first += share
+        since_warm_up = step + 1 - recipe.start_step
+        if since_warm_up <= 0:
+            step_together(groups, batches)
+            assign(rounds.anchor, groups[0].model.parameters())
+            for group in groups:
+                group.set_anchor()
+            continue
+        for group, batch in zip(groups, batches):
+            group.step(batch)
         if recipe.every > 0:
-            rounds.after_step(step + 1)
+            rounds.after_step(since_warm_up)
     if rounds.under_way:
         rounds.apply()
     means = mean_of(groups, averaging, recipe.group_local)

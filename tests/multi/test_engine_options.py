@@ -3,9 +3,8 @@
 import json
 
 import pytest
-import safetensors.numpy
 
-from multi_harness import BATCH, STEPS, assert_close
+from multi_harness import BATCH, STEPS, assert_close, with_nan
 
 FUSED = {"max_norm": 0.0}
 
@@ -44,17 +43,6 @@ def test_frozen_parts_have_no_part_in_a_round(program):
     difference = whole.traffic()["aggregate"] - frozen.traffic()["aggregate"]
     assert difference == (STEPS // 5) * 2 * hidden * vocabulary * 4
     assert len({r["digest"] for r in frozen.of("round")}) == STEPS // 5
-
-
-def with_nan(folder, source):
-    """The model with one NaN, in the row of a byte that few sequences hold: most steps are fine at first."""
-    folder.mkdir()
-    tensors = dict(safetensors.numpy.load_file(source / "model.safetensors"))
-    tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].copy()
-    tensors["model.embed_tokens.weight"][ord("\n"), 0] = float("nan")
-    safetensors.numpy.save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text((source / "config.json").read_text())
-    return folder
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
