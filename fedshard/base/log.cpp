@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstring>
 #include <ctime>
+#include <memory>
 #include <mutex>
 
 #include "fedshard/base/error.h"
@@ -15,14 +16,23 @@ namespace fedshard::base {
 namespace {
 
 struct Log {
+  Log() = default;
+  ~Log() {
+    if (file != nullptr) std::fclose(file);
+  }
+  Log(const Log&) = delete;
+  Log& operator=(const Log&) = delete;
+
   std::mutex mutex;
   std::FILE* file = nullptr;
   std::string who;
 };
 
+thread_local std::unique_ptr<Log> own_log;
+
 Log& the_log() {
   static Log log;
-  return log;
+  return own_log ? *own_log : log;
 }
 
 std::string_view name_of(LogLevel level) {
@@ -64,6 +74,8 @@ void log_as(std::string who) {
   const std::lock_guard lock(log.mutex);
   log.who = std::move(who);
 }
+
+void log_apart() { own_log = std::make_unique<Log>(); }
 
 void write_log(LogLevel level, std::string_view text) {
   Log& log = the_log();

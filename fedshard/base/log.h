@@ -1,5 +1,6 @@
 // One logger a process: a line is `time level [rank] text`. Rank 0 writes log.txt of the run folder, the others a file
 // each under ranks/; until a file is set, lines go to standard error. Safe from any thread.
+// A surprise: a rank that is a thread has a logger of its own; the threads that it starts still write to the process's.
 #pragma once
 #include <fmt/format.h>
 
@@ -14,6 +15,7 @@ enum class LogLevel { debug, info, warning, error };
 
 void log_to_file(const std::filesystem::path& path);  // appends; throws RunError where it can't be opened
 void log_as(std::string who);                         // "rank 3", "launcher"
+void log_apart();                                     // this thread: what it sets and logs from now on is its own
 void write_log(LogLevel level, std::string_view text);
 
 template <class... Args>

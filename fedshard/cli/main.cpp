@@ -25,12 +25,17 @@ using fedshard::cli::TrainArgs;
 void add_train(CLI::App& app, TrainArgs& args) {
   CLI::App* train = app.add_subcommand("train", "Train as a config file says, on local ranks or as one rank of a job");
   train->add_option("config", args.config, "The TOML file (docs/configuration.md)")->required();
+  const auto from_1 = [](const std::string& text) {
+    int number = 0;
+    const bool right = CLI::detail::lexical_cast(text, number) && number >= 1;
+    return right ? "" : "must be a whole number from 1, not '" + text + "'";
+  };
   train->add_option("--ranks", args.ranks, "Start this many ranks here (default: the launcher's environment, else 1)")
-      ->check([](const std::string& text) {
-        int ranks = 0;
-        const bool right = CLI::detail::lexical_cast(text, ranks) && ranks >= 1;
-        return right ? "" : "must be a whole number from 1, not '" + text + "'";
-      });
+      ->check(from_1);
+  train
+      ->add_option("--virtual-groups", args.virtual_groups,
+                   "Train this many groups of so many ranks, a rank of each in every process, in turn")
+      ->check(from_1);
   train->add_option("--set", args.overrides, "Override a key: table.key=value; may be repeated")
       ->allow_extra_args(false);
   train->add_flag("--dry-run", args.dry_run, "Print config, layout, memory and traffic; start nothing");

@@ -40,7 +40,8 @@ int port_of_environment() {
   return port;
 }
 
-int launch_ranks(const TrainArgs& args, const train::Config& config, const topology::Layout& layout) {
+int launch_ranks(const TrainArgs& args, const train::Config& config, const topology::Layout& layout,
+                 int virtual_groups) {
   if (!config.comm.interface.empty()) comm::require_interface(config.comm.interface);
   // Inputs are opened here once, so that whatever is wrong with them is said before a rank exists, and raw text is
   // prepared by one process.
@@ -62,7 +63,12 @@ int launch_ranks(const TrainArgs& args, const train::Config& config, const topol
     launch.arguments.push_back("--set");
     launch.arguments.push_back(override_text);
   }
+  if (virtual_groups > 1) {
+    launch.arguments.push_back("--virtual-groups");
+    launch.arguments.push_back(std::to_string(virtual_groups));
+  }
   launch.group_sizes = layout.sizes();
+  launch.virtual_groups = virtual_groups;
   launch.master_address = kLoopback;
   launch.master_port = port;
   launch.coordinator = host.endpoint();
@@ -84,9 +90,16 @@ int launch_ranks(const TrainArgs& args, const train::Config& config, const topol
 }  // namespace
 
 int train(const TrainArgs& args) {
-  const train::Config config = train::load_config(args.config, args.overrides);
+  train::Config config = train::load_config(args.config, args.overrides);
+  if (args.virtual_groups) config = train::with_virtual_groups(std::move(config), *args.virtual_groups);
+  const int virtual_groups = args.virtual_groups.value_or(1);
   const auto place = args.ranks ? std::nullopt : control::place_from_environment(control::process_environment);
-  const int world = args.ranks ? *args.ranks : place ? place->world_size : 1;
+  const int processes = args.ranks ? *args.ranks : place ? place->world_size : 1;
+  int world = 0;
+  if (__builtin_mul_overflow(processes, virtual_groups, &world)) {
+    base::fail<base::UsageError>("{} processes with a rank of {} virtual groups each are too many ranks", processes,
+                                 virtual_groups);
+  }
   const topology::Layout layout = train::validate(config, world);
   // Said once: under our own launcher, which hosts the coordinator, by it alone.
   if (!place || (place->rank == 0 && place->coordinator.empty())) {
@@ -100,8 +113,8 @@ int train(const TrainArgs& args) {
   if (config.comm.backend == train::BackendChoice::nccl) comm::require_nccl();  // a dry run needs none
   // Gloo and the store write to sockets whose other end may have died; that is an error to tell, not to die of.
   ::signal(SIGPIPE, SIG_IGN);
-  if (place) return static_cast<int>(train::run_rank(config, *place));
-  return launch_ranks(args, config, layout);
+  if (place) return static_cast<int>(train::run_ranks(config, *place, virtual_groups));
+  return launch_ranks(args, config, layout, virtual_groups);
 }
 
 }  // namespace fedshard::cli

@@ -9,6 +9,7 @@ namespace fedshard::cli {
 struct TrainArgs {
   std::string config;
   std::optional<int> ranks;            // start so many here, whatever the environment says
+  std::optional<int> virtual_groups;   // so many groups, a rank of each in every process
   std::vector<std::string> overrides;  // table.key=value
   bool dry_run = false;                // print what would run; start nothing
 };

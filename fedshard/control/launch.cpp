@@ -135,7 +135,10 @@ class Supervisor {
   void end_ranks(int signal, double grace_s);
   void heed_signals();
   std::optional<RankError> reported() const { return launch_.reported_error ? launch_.reported_error() : std::nullopt; }
+  int processes() const { return membership_.ranks() / launch_.virtual_groups; }
+  int process_of(int rank) const { return rank < 0 ? rank : rank % processes(); }
   std::string who(int rank) const { return rank_name(rank, membership_.group_of(rank)); }
+  std::string who_all(int process) const;
   std::filesystem::path error_file(int rank) const { return launch_.output_folder / fmt::format("rank{}.err", rank); }
   LaunchResult result() const;
   LaunchResult blame(const ChildExit& cause) const;
@@ -166,10 +169,18 @@ void Supervisor::start() {
   std::error_code error;
   std::filesystem::create_directories(launch_.output_folder, error);
   if (error) fail<base::RunError>("{}: cannot create: {}", launch_.output_folder.string(), error.message());
-  for (int rank = 0; rank < membership_.ranks(); ++rank) {
-    children_.start(launch_.program, launch_.arguments, environment_of(launch_, rank, membership_.ranks()),
-                    error_file(rank));
+  for (int process = 0; process < processes(); ++process) {
+    children_.start(launch_.program, launch_.arguments, environment_of(launch_, process, processes()),
+                    error_file(process));
   }
+}
+
+// The ranks that go with a process.
+std::string Supervisor::who_all(int process) const {
+  if (launch_.virtual_groups == 1) return who(process);
+  std::vector<int> ranks;
+  for (int rank = process; rank < membership_.ranks(); rank += processes()) ranks.push_back(rank);
+  return fmt::format("process {} ({}, one of each group)", process, list_ranks(ranks));
 }
 
 LaunchResult Supervisor::run() {
@@ -237,21 +248,22 @@ void Supervisor::heed_signals() {
 LaunchResult Supervisor::blame(const ChildExit& cause) const {
   const bool is_weak = cause.signal == 0 && cause.status == kPeersLost;
   const auto is_earlier = [&](const std::optional<RankError>& report) {
-    return report && report->rank != cause.rank && report->status != kPeersLost && cause.signal != SIGKILL;
+    return report && process_of(report->rank) != cause.rank && report->status != kPeersLost && cause.signal != SIGKILL;
   };
   const auto report = reported();
+  const bool reported_itself = report && process_of(report->rank) == cause.rank;
   if (is_earlier(earlier_report_)) return blame(*earlier_report_);
-  if (is_weak && report && report->rank != cause.rank) return blame(*report);
-  std::string words = report && report->rank == cause.rank
-                          ? std::string(own_words(report->rank, report->group, report->message))
-                          : tail_of(error_file(cause.rank));
+  if (is_weak && report && !reported_itself) return blame(*report);
+  std::string words = reported_itself ? std::string(own_words(report->rank, report->group, report->message))
+                                      : tail_of(error_file(cause.rank));
   if (cause.signal != 0) {
-    std::string killed = fmt::format("{} was killed by {}", who(cause.rank), signal_name(cause.signal));
+    std::string killed = fmt::format("{} was killed by {}", who_all(cause.rank), signal_name(cause.signal));
     if (cause.signal == SIGKILL) killed += " (if nobody did that, the machine ran out of memory)";
     return {kPeersLost, cause.rank, words.empty() ? killed : fmt::format("{}: {}", killed, words)};
   }
   if (words.empty()) words = "it said nothing about the reason";
-  return {cause.status, cause.rank, fmt::format("{} ended with status {}: {}", who(cause.rank), cause.status, words)};
+  const std::string name = reported_itself ? who(report->rank) : who_all(cause.rank);
+  return {cause.status, cause.rank, fmt::format("{} ended with status {}: {}", name, cause.status, words)};
 }
 
 LaunchResult Supervisor::blame(const RankError& report) const {

@@ -18,6 +18,9 @@ struct LocalLaunch {
   std::string program = "/proc/self/exe";
   std::vector<std::string> arguments;  // after the program's name
   std::vector<int> group_sizes = {1};  // their sum is the number of ranks; ranks are numbered group by group
+  // More than 1: there is a process for each rank of group 0, which holds a rank of every (then equal) group. `rank`
+  // below and in what a process sees is that of group 0, the process's number; messages name all ranks.
+  int virtual_groups = 1;
   std::string master_address = "127.0.0.1";
   int master_port = 0;
   std::string coordinator;  // endpoint

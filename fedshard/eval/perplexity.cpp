@@ -29,21 +29,26 @@ nn::MicroBatch batch_of(const data::TokenDataset& dataset, std::int64_t first, s
 
 double EvalResult::perplexity() const { return std::exp(loss); }
 
-EvalResult evaluate(shard::Engine& engine, const shard::Arena& parameters, const data::TokenDataset& dataset, int world,
-                    int rank, comm::Axes& axes, const EvalOptions& options) {
+shard::LossSum evaluate(shard::Engine& engine, const shard::Arena& parameters, const data::TokenDataset& dataset,
+                        int world, int rank, const EvalOptions& options) {
   const std::int64_t each_pass = options.batch * world;  // sequences of all ranks
   const bool limited = options.max_passes > 0 && options.max_passes <= dataset.size() / each_pass;
   const data::EvalSlice slice =
       data::eval_slice(limited ? options.max_passes * each_pass : dataset.size(), world, rank, options.batch);
-  std::array<double, 2> sums{};  // losses, tokens
+  shard::LossSum mine;
   for (std::int64_t pass = 0; pass < slice.passes; ++pass) {
     const std::int64_t done = pass * options.batch;
     const std::int64_t count = std::clamp<std::int64_t>(slice.count - done, 0, options.batch);
     const shard::LossSum sum =
         engine.evaluate(batch_of(dataset, slice.first + done, count, options, engine.device()), parameters);
-    sums[0] += sum.loss;
-    sums[1] += sum.tokens;
+    mine.loss += sum.loss;
+    mine.tokens += sum.tokens;
   }
+  return mine;
+}
+
+EvalResult sum_over_world(const comm::Axes& axes, const shard::LossSum& mine) {
+  std::array<double, 2> sums{mine.loss, mine.tokens};
   comm::sum_over_world(axes, sums);
   return {sums[1] > 0 ? sums[0] / sums[1] : 0.0, static_cast<std::int64_t>(sums[1])};
 }

@@ -24,8 +24,12 @@ struct EvalResult {
   double perplexity() const;
 };
 
-// Collective over the world; the set is dealt over all ranks of all groups. `parameters` in place of the engine's own.
-EvalResult evaluate(shard::Engine& engine, const shard::Arena& parameters, const data::TokenDataset& dataset, int world,
-                    int rank, comm::Axes& axes, const EvalOptions& options);
+// Of this rank's part of the set, which is dealt over all ranks of all groups. `parameters` in place of the engine's
+// own. Collective over the shard axis.
+shard::LossSum evaluate(shard::Engine& engine, const shard::Arena& parameters, const data::TokenDataset& dataset,
+                        int world, int rank, const EvalOptions& options);
+
+// Of all ranks' parts together. Collective over the world; the same bits everywhere.
+EvalResult sum_over_world(const comm::Axes& axes, const shard::LossSum& mine);
 
 }  // namespace fedshard::eval

@@ -204,6 +204,10 @@ topology::Layout validate(const Config& config, int world);
 // When groups exchange what.
 plan::RoundOptions round_options(const FederationConfig& config);
 
+// `config` for --virtual-groups: with that many groups. Throws UsageError naming both numbers where [parallelism]
+// groups says otherwise (it may be 1, `groups`, or a list of so many equal sizes), and where ranks would need GPUs.
+Config with_virtual_groups(Config config, int groups);
+
 // What is allowed and rarely meant, a sentence each, for people to read before the first step.
 std::vector<std::string> warnings_of(const Config& config);
 

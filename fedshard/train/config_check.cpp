@@ -1,4 +1,9 @@
 // What must hold between keys, and between them and the world.
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <functional>
+
 #include "fedshard/base/error.h"
 #include "fedshard/model/hf_config.h"
 #include "fedshard/plan/freeze.h"
@@ -252,6 +257,27 @@ std::vector<std::string> warnings_of(const Config& config) {
         config.federation.delay));
   }
   return warnings;
+}
+
+Config with_virtual_groups(Config config, int groups) {
+  auto& given = config.parallelism.groups;
+  if (const auto* sizes = std::get_if<std::vector<int>>(&given)) {
+    const bool equal = std::adjacent_find(sizes->begin(), sizes->end(), std::not_equal_to{}) == sizes->end();
+    if (!equal || std::ssize(*sizes) != groups) {
+      fail<UsageError>("--virtual-groups {} makes {} equal groups, but [parallelism] groups is [{}]", groups, groups,
+                       fmt::join(*sizes, ", "));
+    }
+  } else if (const int number = std::get<int>(given); number != 1 && number != groups) {
+    fail<UsageError>("--virtual-groups {} makes {} groups, but [parallelism] groups is {}", groups, groups, number);
+  } else {
+    given = groups;
+  }
+  if (config.comm.backend == BackendChoice::nccl && groups > 1) {
+    fail<UsageError>(
+        "--virtual-groups runs several ranks in a process, and [comm] backend = \"nccl\" gives each a GPU "
+        "of its own: choose another backend");
+  }
+  return config;
 }
 
 topology::Layout validate(const Config& config, int world) {

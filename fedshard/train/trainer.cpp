@@ -35,7 +35,11 @@ Trainer::~Trainer() = default;
 base::ExitStatus Trainer::run() {
   record_start();
   while (step_ < context_.config.training.steps && !stop_) {
-    train_step();
+    if (is_synchronous(step_ + 1)) {
+      train_step();  // not in turn: it waits for the other groups
+    } else {
+      in_turn([this] { train_step(); });
+    }
     run_rounds();
     if (validation_is_due()) validate();
   }
@@ -133,8 +137,12 @@ void Trainer::validate() {
   const eval::EvalOptions options{config.training.local_batch_size, config.validation.steps,
                                   context_.inputs.document_end};
   const auto evaluate = [&](const shard::Arena& parameters) {
-    return eval::evaluate(engine_, parameters, *context_.inputs.eval, context_.layout.world(), context_.rank,
-                          context_.axes, options);
+    shard::LossSum mine;
+    in_turn([&] {
+      mine =
+          eval::evaluate(engine_, parameters, *context_.inputs.eval, context_.layout.world(), context_.rank, options);
+    });
+    return eval::sum_over_world(context_.axes, mine);
   };
   const eval::EvalResult result =
       context_.layout.groups() > 1

@@ -2,6 +2,7 @@
 // its own.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -19,6 +20,7 @@
 #include "fedshard/shard/engine.h"
 #include "fedshard/train/config.h"
 #include "fedshard/train/inputs.h"
+#include "fedshard/train/turns.h"
 
 namespace fedshard::train {
 
@@ -36,6 +38,7 @@ struct RankContext {
   control::CoordinatorClient& coordinator;
   metrics::Trace* trace = nullptr;  // null: none wanted
   at::Device device = at::kCPU;     // that computes
+  Turns* turns = nullptr;           // of the groups that share this process; null: it has one rank
 };
 
 class Trainer {
@@ -47,6 +50,10 @@ class Trainer {
   base::ExitStatus run();
 
  private:
+  // What holds activations and waits for this group alone.
+  void in_turn(const std::function<void()>& work) {
+    context_.turns == nullptr ? work() : context_.turns->run(at_.group, work);
+  }
   void train_step();
   bool is_synchronous(std::int64_t step) const;  // steps are counted from 1
   void count(const shard::StepResult& result);

@@ -70,7 +70,8 @@ EvalResult evaluate_on(const nn::Model& model, const Sequences& sequences, int w
     shard::StateRegistry registry;
     shard::Engine engine(model, layout.group(at.group).shards, at.shard, axes, {}, registry);
     fill(engine);
-    const EvalResult mine = evaluate(engine, engine.parameters(), sequences.dataset(), world, rank, axes, eval_options);
+    const EvalResult mine =
+        sum_over_world(axes, evaluate(engine, engine.parameters(), sequences.dataset(), world, rank, eval_options));
     const std::lock_guard lock(mutex);
     if (!result) result = mine;
     EXPECT_EQ(mine.loss, result->loss);
