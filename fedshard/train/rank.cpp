@@ -240,7 +240,7 @@ void report(Process& process, int group, const base::Error& error) {
     }
   }
   const std::string name = fmt::format("rank {}", speaker);
-  const bool names_itself = text.starts_with(name + ":") || text.starts_with(name + " ");
+  const bool names_itself = text.starts_with(name + ":") || text.starts_with(name + " ") || text.starts_with("ranks ");
   fmt::print(stderr, "fedshard: {}{}\n", names_itself ? "" : name + ": ", text);
   std::fflush(nullptr);
   ::_exit(static_cast<int>(error.status()));

@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import time
 import uuid
@@ -60,6 +61,11 @@ def rank_environment(rank, world, port, **extra):
     """What torchrun tells a rank on one machine."""
     return environment(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world, LOCAL_WORLD_SIZE=world, MASTER_ADDR="127.0.0.1",
                        MASTER_PORT=port, **extra)
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
 
 
 def is_alive(pid):

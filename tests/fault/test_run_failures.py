@@ -3,17 +3,11 @@ is full. Where the ranks are started by hand, as torchrun would, each speaks and
 
 import contextlib
 import json
-import socket
 import subprocess
 
 import pytest
 
-from fault_runs import DEADLINE_S, ENDLESS, PROGRAM, Run, environment, rank_environment, read_records
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
+from fault_runs import DEADLINE_S, ENDLESS, PROGRAM, Run, environment, free_port, rank_environment, read_records
 
 
 @contextlib.contextmanager

@@ -1,14 +1,10 @@
 """Virtual groups train in the processes of one group what real groups train in processes of their own, to the bit."""
 
-import os
-import signal
 import subprocess
-import sys
-import time
 
 import pytest
 
-from multi_harness import BINARY, free_port, run_process
+from multi_harness import BINARY, finish, free_port, run_process
 
 DDP = {"data_parallel_shard_degree": 1, "data_parallel_replicate_degree": -1}
 
@@ -60,3 +56,90 @@ def test_virtual_groups_equal_real_ones(name, program):
     assert len(virtual.of("round")) == 2 and len(virtual.of("step")) == 10 * groups
     assert virtual.numbers_as_text() == real.numbers_as_text()
     assert what_was_trained(virtual) == what_was_trained(real)
+
+
+def test_one_virtual_group_is_the_plain_run(program):
+    tables = tables_of({"validation": {"interval": 3}})
+    plain, virtual = program.train(2, **tables), train_virtually(program, 1, 2, **tables)
+    assert plain.start["strategy"] == "fsdp"
+    assert virtual.lines and virtual.numbers_as_text() == plain.numbers_as_text()
+    assert what_was_trained(virtual) == what_was_trained(plain)
+
+
+def test_ranks_log_apart(program):
+    run = train_virtually(program, 2, 2, **tables_of({"metrics": {"trace": True}}))
+    logs = {0: run.folder / "log.txt", **{rank: run.folder / "ranks" / f"{rank}.log.txt" for rank in (1, 2, 3)}}
+    for rank, log in logs.items():
+        text = log.read_text()
+        assert f"[rank {rank}] rank {rank} of 4, store at " in text and "fl+fsdp: 4 ranks" in text
+        assert f"one of 2 ranks in process {rank % 2} of 2" in text
+        assert not any(f"[rank {other}]" in text for other in logs if other != rank)
+    assert len(list(run.folder.glob("**/*trace*.json"))) == 4
+
+
+def run_by_hand(program, path, *options):
+    """The ends of processes, one for each list of options, with the variables of torchrun and no agent behind them; the
+    first hosts the coordinator."""
+    place = {"WORLD_SIZE": len(options), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    processes = [subprocess.Popen([str(part) for part in (BINARY, "train", path, *its_own)], stdin=subprocess.DEVNULL,
+                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+                                  env=program.environment(RANK=process, LOCAL_RANK=process, **place))
+                 for process, its_own in enumerate(options)]
+    return [finish(process) for process in processes]
+
+
+def test_another_launcher(program):
+    """Each process gets the same argument. One rank of all hosts the coordinator."""
+    tables = tables_of({"validation": {"interval": 3}})
+    own = train_virtually(program, 2, 2, **tables)
+    path, run_folder = program.config(**tables)
+    done = run_by_hand(program, path, *[["--virtual-groups", 2]] * 2)
+    assert [d.returncode for d in done] == [0, 0], [d.stderr for d in done]
+    assert "rank 0 of 4" in done[0].stderr and "one of 2 ranks in process 0 of 2" in done[0].stderr
+    run = program.result(done[0], run_folder)
+    assert run.numbers_as_text() == own.numbers_as_text() and what_was_trained(run) == what_was_trained(own)
+
+
+def test_activations_are_those_of_one_group(program):
+    """Four groups in one process, of a model whose activations outweigh all else: the most that tensors took is far
+    below four ranks' memory, and within what is written in docs/running.md."""
+    run = train_virtually(program, 4, 1, training={"local_batch_size": 24, "steps": 5}, federation={"every": 2},
+                          validation={"interval": 2})
+    memory = run.start["memory"]
+    assert memory["activations"] > 0.7 * sum(memory.values())
+    state = sum(memory.values()) - memory["activations"]
+    assert run.records[-1]["peak_tensor_bytes"] < 1.02 * (4 * state + memory["activations"])
+
+
+@pytest.mark.parametrize("virtual, parallelism, comm, words", [
+    (0, {}, {}, "must be a whole number from 1, not '0'"),
+    ("two", {}, {}, "must be a whole number from 1, not 'two'"),
+    (2, {"groups": 3}, {}, "--virtual-groups 2 makes 2 groups, but [parallelism] groups is 3"),
+    (2, {"groups": [1, 3]}, {}, "--virtual-groups 2 makes 2 equal groups, but [parallelism] groups is [1, 3]"),
+    (2, {"groups": [3, 3]}, {}, "[parallelism] 4 ranks cannot be split into groups of 3 and 3"),
+    (2, {}, {"backend": "nccl"}, "--virtual-groups runs several ranks in a process"),
+    (2147483647, {}, {}, "are too many ranks")])
+def test_wrong_use(virtual, parallelism, comm, words, program):
+    path, run_folder = program.config(parallelism=parallelism, comm=comm)
+    done = run_process([BINARY, "train", path, "--ranks", 2, "--virtual-groups", virtual], program.environment())
+    assert done.returncode == 2 and words in done.stderr, done.stderr
+    assert done.stderr.startswith("fedshard: ") and done.stderr.count("\n") == 1
+    assert not run_folder.exists()
+
+
+def test_processes_must_agree(program):
+    path, _ = program.config(**tables_of({}))
+    for done in run_by_hand(program, path, ["--virtual-groups", 2], []):
+        assert done.returncode == 2 and " has another configuration than rank " in done.stderr, done.stderr
+
+
+def test_a_dry_run_is_that_of_real_groups(program):
+    def dry_run(*options):
+        done = run_process([BINARY, "train", path, *options, "--dry-run"], program.environment())
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    path, run_folder = program.config(**tables_of({}))
+    virtual = dry_run("--ranks", 2, "--virtual-groups", 3)
+    assert "fl+fsdp: 6 ranks" in virtual
+    assert virtual == dry_run("--ranks", 6, "--set", "parallelism.groups=3")

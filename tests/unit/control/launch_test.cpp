@@ -124,6 +124,26 @@ TEST_F(Launch, AKilledRankIsNamedWithItsSignal) {
             "rank 1 (group 0) was killed by SIGKILL (if nobody did that, the machine ran out of memory)");
 }
 
+TEST_F(Launch, AProcessOfVirtualGroupsIsNamedWithAllItsRanks) {
+  const auto run_virtually = [&](const std::string& script, std::optional<RankError> report) {
+    LocalLaunch l = launch(
+        fmt::format("[ $WORLD_SIZE = 2 ] || exit 9; if [ $RANK = 1 ]; then {}; fi; {}", script, kWait), {2, 2, 2});
+    l.virtual_groups = 3;
+    l.reported_error = [report] { return report; };
+    return run_local(l);
+  };
+  const auto killed = run_virtually("kill -9 $$", RankError{3, 1, "its peers are gone", 4});
+  EXPECT_EQ(killed.status, 4);
+  EXPECT_EQ(killed.message.find("process 1 (ranks 1, 3, 5, one of each group) was killed by SIGKILL"), 0U)
+      << killed.message;
+  EXPECT_EQ(run_virtually("echo why >&2; exit 1", std::nullopt).message,
+            "process 1 (ranks 1, 3, 5, one of each group) ended with status 1: why");
+  // One of its ranks has said why; one of the other process's has said what this was the echo of.
+  EXPECT_EQ(run_virtually("exit 1", RankError{3, 1, "rank 3: disk full", 1}).message,
+            "rank 3 (group 1) ended with status 1: disk full");
+  EXPECT_EQ(run_virtually("exit 4", RankError{4, 2, "disk full", 1}).message, "rank 4 (group 2): disk full");
+}
+
 TEST_F(Launch, AnEchoDoesNotHideTheKilledRank) {
   // Rank 0 leaves with status 4 well before rank 1 dies.
   const auto result = run(

@@ -1,0 +1,99 @@
+#include "fedshard/train/turns.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <barrier>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+namespace fedshard::train {
+namespace {
+
+constexpr int kTurns = 50;
+
+// A thread for each member.
+void on_members(int members, const std::function<void(int)>& body) {
+  std::vector<std::jthread> threads;
+  for (int member = 0; member < members; ++member) threads.emplace_back([&body, member] { body(member); });
+}
+
+TEST(Turns, GoRoundOneAtATimeAndThenMeet) {
+  for (const int members : {1, 2, 3, 7}) {
+    Turns turns(members);
+    std::vector<int> order;  // guarded by the turns alone, as the thread sanitizer would see
+    std::atomic<int> had{0}, left_early{0};
+    on_members(members, [&](int member) {
+      for (int turn = 1; turn <= kTurns; ++turn) {
+        turns.run(member, [&] {
+          order.push_back(member);
+          ++had;
+        });
+        left_early += had < turn * members;
+      }
+    });
+    ASSERT_EQ(std::ssize(order), members * kTurns);
+    for (int i = 0; i < members * kTurns; ++i) ASSERT_EQ(order[i], i % members);
+    EXPECT_EQ(left_early, 0);
+  }
+}
+
+// Each group's ranks wait for one another in their turns, and all ranks of the world between them.
+TEST(Turns, OfSeveralProcessesDoNotDeadlock) {
+  constexpr int kProcesses = 3, kGroups = 4;
+  std::vector<std::unique_ptr<Turns>> turns;
+  std::vector<std::unique_ptr<std::barrier<>>> groups;
+  for (int p = 0; p < kProcesses; ++p) turns.push_back(std::make_unique<Turns>(kGroups));
+  for (int g = 0; g < kGroups; ++g) groups.push_back(std::make_unique<std::barrier<>>(kProcesses));
+  std::barrier world(kProcesses * kGroups);
+  std::array<int, kGroups> collectives{};  // of each group, counted by its rank in process 0
+  on_members(kProcesses * kGroups, [&](int rank) {
+    const int process = rank % kProcesses, group = rank / kProcesses;
+    for (int turn = 1; turn <= kTurns; ++turn) {
+      turns[process]->run(group, [&] {
+        for (int i = 0; i < 3; ++i) groups[group]->arrive_and_wait();
+        if (process == 0) collectives[group] += 3;
+      });
+      if (turn % 5 == 0) world.arrive_and_wait();
+    }
+  });
+  for (const int count : collectives) EXPECT_EQ(count, 3 * kTurns);
+}
+
+TEST(Turns, AnExceptionWakesTheOthers) {
+  for (const int culprit : {0, 1, 2}) {
+    Turns turns(3);
+    std::atomic<int> closed{0};
+    std::string error;
+    on_members(3, [&](int member) {
+      try {
+        for (int turn = 1; turn <= kTurns; ++turn) {
+          turns.run(member, [&] {
+            if (member == culprit && turn == 2) throw std::runtime_error("out of memory");
+          });
+        }
+      } catch (const Turns::Closed&) {
+        ++closed;
+      } catch (const std::runtime_error& e) {
+        error = e.what();
+      }
+    });
+    EXPECT_EQ(closed, 2);
+    EXPECT_EQ(error, "out of memory");
+  }
+}
+
+TEST(Turns, ClosingWakesWhoWaits) {
+  Turns turns(2);
+  std::jthread waits([&] { EXPECT_THROW(turns.run(0, [] {}), Turns::Closed); });  // for member 1, which never comes
+  turns.close();
+  bool ran = false;
+  EXPECT_THROW(turns.run(1, [&] { ran = true; }), Turns::Closed);
+  EXPECT_FALSE(ran);
+}
+
+}  // namespace
+}  // namespace fedshard::train
