@@ -50,3 +50,30 @@ def test_four_shards_take_a_quarter(program):
         assert whole.start["memory"][purpose] / quarter.start["memory"][purpose] == pytest.approx(4, rel=1e-3), purpose
     total = sum(whole.start["memory"].values())
     assert abs(whole.records[-1]["peak_tensor_bytes"] / total - 1) < TOLERANCE
+
+
+def run_federated(program, federation, **training):
+    return program.train(4, model={"hf": None, "preset": "llama-60m"}, data={"eval": None},
+                         lr_scheduler={"warmup_steps": 0}, parallelism={"groups": 2},
+                         federation={"every": 1, **federation},
+                         training={"local_batch_size": 1, "seq_len": 128, "steps": 2, **training})
+
+
+# Between rounds' exchanges and steps the table's total is an upper bound, so what is added to it is measured alone.
+@pytest.mark.parametrize("training", [{}, {"dtype": "bf16", "master_dtype": "bf16"}], ids=["fp32", "bf16 masters"])
+def test_fedprox_adds_its_row_to_the_peak(training, program):
+    plain, with_term = (run_federated(program, {"prox_mu": mu}, **training) for mu in (0, 0.1))
+    row = with_term.start["memory"]["prox_anchor"]
+    assert row == plain.start["memory"]["parameters"] > 0
+    added = with_term.records[-1]["peak_tensor_bytes"] - plain.records[-1]["peak_tensor_bytes"]
+    assert abs(added / row - 1) < TOLERANCE, (added, row)
+
+
+def test_a_step_of_the_warm_up_takes_what_a_round_does(program):
+    rounds, warm_up = (run_federated(program, {"start_step": start}) for start in (0, 2))
+    assert warm_up.start["memory"] == rounds.start["memory"]
+    assert warm_up.records[-1]["peak_tensor_bytes"] == pytest.approx(rounds.records[-1]["peak_tensor_bytes"], rel=TOLERANCE)
+    # Of bf16 masters a round exchanges half as much, and gradients are fp32 all the same.
+    narrow = run_federated(program, {"start_step": 2}, master_dtype="bf16")
+    assert narrow.start["memory"]["exchange"] == rounds.start["memory"]["exchange"]
+    assert narrow.records[-1]["peak_tensor_bytes"] <= sum(narrow.start["memory"].values())

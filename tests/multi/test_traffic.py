@@ -10,6 +10,7 @@ ranks:
   replica    G F 2 (R - 1) s_u b_r a micro-step
   aggregate  a round: 2 (G - 1) N b_a between groups, and G (R - 1) N b_a inside them, where replicas share their
              slices; b_a bytes of a master parameter
+             A step of the warm-up: the same of fp32 gradients; the end of the warm-up: a round's
   state      the same once for every evaluation that needs a mean: when steps were done since the last round
 """
 
@@ -57,6 +58,10 @@ class Forecast:
     def inside(self):
         return sum(replicas - 1 for replicas, _ in self.shapes) * self.numel * self.b_a
 
+    def warm_up(self, steps):
+        """How many rounds' bytes go into this many steps of the warm-up and its end."""
+        return steps * 4 // self.b_a + 1 if steps else 0
+
     def bytes(self, micro_steps, reductions, rounds=0, eval_passes=0, means=0, muon_steps=0):
         once = self.moved(lambda times: 1)
         training = self.moved(lambda times: times if self.reshard else 1)
@@ -100,6 +105,13 @@ RUNS = {
     "fl+hsdp, unequal": ([(2, 2), (1, 3)], {"training": {"dtype": "bf16"}}),
     "fl+hsdp, unequal replicas": ([(2, 2), (1, 2), (1, 2)], {}),
     "fl+hsdp, bf16 masters": ((2, 2, 2), {"training": {"dtype": "bf16", "master_dtype": "bf16"}}),
+    "fl+fsdp, FedProx": ((2, 1, 2), {"federation": {"prox_mu": 0.1}}),
+    "fl+fsdp, a warm-up": ((2, 1, 3), {"federation": {"start_step": 2}}),
+    "fl+hsdp, a warm-up": ((2, 2, 2), {"federation": {"start_step": 2},
+                                       "training": {"dtype": "bf16", "master_dtype": "bf16"}}),
+    "fl+hsdp, unequal, a warm-up": ([(2, 2), (1, 3)], {"federation": {"start_step": 2}}),
+    "fl+fsdp, nothing but a warm-up": ([(1, 1), (1, 3)], {"federation": {"start_step": 7}}),
+    "fsdp, no groups to warm up": ((1, 1, 3), {"federation": {"start_step": 2, "prox_mu": 0.1}}),
 }
 
 
@@ -112,7 +124,8 @@ def test_bytes_equal_closed_forms(name, program):
     reshard = tables.get("parallelism", {}).get("fsdp_reshard_after_forward", True)
     tied = tables.get("model", {}).get("tie_word_embeddings", False)
     run = program.train(ranks, model={"hf": None, "preset": "llama-tiny", **MODEL, "tie_word_embeddings": tied},
-                        training=training, optimizer=tables.get("optimizer", {}), federation={"every": 3},
+                        training=training, optimizer=tables.get("optimizer", {}),
+                        federation={"every": 3, **tables.get("federation", {})},
                         validation={"interval": 3},
                         parallelism={"groups": [replicas * shards for replicas, shards in shapes],
                                      "data_parallel_shard_degree": [shards for _, shards in shapes],
@@ -127,18 +140,23 @@ def test_bytes_equal_closed_forms(name, program):
     reductions = micro_steps if training.get("reduce_each_micro_step", True) else 1
     federated = groups > 1
 
-    # At rounds 3 and 6 no mean is asked for, because the groups have just become equal; at the end, step 7, one is.
+    # An evaluation asks for a mean unless groups are equal: at a round's end, or in the warm-up.
+    start = tables.get("federation", {}).get("start_step", 0) if federated else 0
+    rounds = [step for step in range(start + 3, 8, 3) if federated]
+    means = [step for step in (3, 6, 7) if federated and step > start and step not in rounds]
+    warm_up = forecast.warm_up(start)
     at_rounds = [(r["step"], by_purpose(r)) for r in run.of("traffic")[:-1]]
-    assert at_rounds == [(3 * i, forecast.bytes(3 * i * micro_steps, 3 * i * reductions, i, (i - 1) * passes))
-                         for i in (1, 2) if federated]
+    assert at_rounds == [(step, forecast.bytes(step * micro_steps, step * reductions, warm_up + i + 1,
+                                               sum(e < step for e in (3, 6)) * passes, sum(m < step for m in means)))
+                         for i, step in enumerate(rounds)]
     last = run.traffic()
     assert last["step"] == 7
     muon_steps = 7 if tables.get("optimizer", {}).get("name") == "muon" else 0
-    assert by_purpose(last) == forecast.bytes(7 * micro_steps, 7 * reductions, 2 * federated, 3 * passes,
-                                               1 * federated, muon_steps)
+    assert by_purpose(last) == forecast.bytes(7 * micro_steps, 7 * reductions, warm_up + len(rounds), 3 * passes,
+                                               len(means), muon_steps)
 
     # Between groups go the parts that are averaged, and a few numbers at rounds and evaluations.
-    averaged = 3 * forecast.between() if federated else 0
+    averaged = (warm_up + len(rounds) + len(means)) * forecast.between()
     assert averaged <= last["inter_group"] <= averaged + last["control"]
     assert last["intra_group"] + last["inter_group"] == sum(by_purpose(last).values()) + last["control"]
     assert (last["control"] > 0) == (ranks > 1)

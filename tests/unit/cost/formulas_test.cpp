@@ -72,6 +72,26 @@ TEST(Formulas, ARoundBetweenAndInsideGroups) {
   EXPECT_EQ(round_bytes(plan, Layout::make(4, {}), options).inside(), 0);
 }
 
+TEST(Formulas, AWarmUpSumsFp32GradientsAndEndsLikeARound) {
+  TrafficOptions options{{1, true, 1}, 2, 2, 2};
+  const plan::ModelPlan plan = three_units();
+  const Layout layout = Layout::make(7, {std::vector<int>{4, 3}, std::vector<int>{2, 3}, -1});
+  EXPECT_EQ(synchronous_bytes(plan, layout), (Bytes{0, 0, 0, 1920 * 4, 2 * 1920 * 4}));
+  EXPECT_EQ(warm_up_end_bytes(plan, layout, options), round_bytes(plan, layout, options));
+  options.compression = plan::usual_compression(plan::Compression::Kind::int8);
+  EXPECT_EQ(warm_up_end_bytes(plan, layout, options), (Bytes{0, 0, 0, 1920 * 2, 2 * 1920 * 2}));
+  const plan::ModelPlan frozen = plan::freeze(plan, {"p0"});
+  EXPECT_EQ(synchronous_bytes(frozen, layout).between(), 2 * 960 * 4);
+  EXPECT_EQ(synchronous_bytes(plan, Layout::make(6, {1, 3, 2})), Bytes{});
+  EXPECT_EQ(warm_up_end_bytes(plan, Layout::make(6, {1, 3, 2}), options), Bytes{});
+}
+
+TEST(Formulas, BytesAddUp) {
+  const Bytes a{1, 2, 3, 4, 5}, b{10, 20, 30, 40, 50};
+  EXPECT_EQ(a + b, (Bytes{11, 22, 33, 44, 55}));
+  EXPECT_EQ(a * 3, (Bytes{3, 6, 9, 12, 15}));
+}
+
 TEST(Formulas, UnequalGroupsAddUp) {
   TrafficOptions options{{2, true, 1}, 2, 4, 4};
   options.updates.update = plan::Update::muon;

@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "fedshard/federation/exchange.h"
+#include "fedshard/federation/synchronous.h"
 #include "fedshard/plan/memory.h"
 #include "tests/support/memory_meter.h"
 #include "tests/support/rank_threads.h"
@@ -13,8 +14,20 @@
 namespace fedshard::federation {
 namespace {
 
-// A round's exchange on every rank; the bytes of the rank that needs most are the predicted ones.
-void expect_predicted(const topology::Layout& layout) {
+enum class What { a_round, a_sum_of_gradients };
+
+void exchange_once(What what, Exchange& exchange, comm::Axes& axes, const shard::Arena& arena) {
+  if (what == What::a_sum_of_gradients) {
+    sum_over_groups(exchange, axes, arena, {});
+    return;
+  }
+  const std::size_t groups = axes.group_members.size();
+  const std::vector<double> weights(groups, 1.0 / static_cast<double>(groups));
+  exchange.spread(exchange.mean_of(arena, weights, comm::Purpose::aggregate), arena, comm::Purpose::aggregate);
+}
+
+// An exchange on every rank; the bytes of the rank that needs most are the predicted ones.
+void expect_predicted(const topology::Layout& layout, What what) {
   const plan::ModelPlan plan = testing_support::tiny_model({}).plan;
   std::mutex mutex;
   std::vector<std::int64_t> most(static_cast<std::size_t>(layout.groups()), 0);  // by group
@@ -24,11 +37,7 @@ void expect_predicted(const topology::Layout& layout) {
     const shard::Arena arena(map);
     Exchange exchange(layout, rank, plan, map, axes);
     const testing_support::MemoryMeter meter;
-    {
-      const std::vector<double> weights(most.size(), 1.0 / layout.groups());
-      const at::Tensor mean = exchange.mean_of(arena, weights, comm::Purpose::aggregate);
-      exchange.spread(mean, arena, comm::Purpose::aggregate);
-    }
+    exchange_once(what, exchange, axes, arena);
     const std::lock_guard lock(mutex);
     EXPECT_EQ(meter.live(), 0);
     for (std::size_t group = 0; group < most.size(); ++group) {
@@ -41,6 +50,11 @@ void expect_predicted(const topology::Layout& layout) {
         << layout.describe() << ", group " << group;
     if (layout.equal_groups()) break;  // the figure is that of the last group's ranks, which have most
   }
+}
+
+void expect_predicted(const topology::Layout& layout) {
+  expect_predicted(layout, What::a_round);
+  if (layout.groups() > 1) expect_predicted(layout, What::a_sum_of_gradients);  // of one group there is nothing to sum
 }
 
 TEST(ExchangeMemory, IsPredictedForEveryLayout) {

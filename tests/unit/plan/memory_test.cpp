@@ -38,7 +38,7 @@ TEST(Memory, OneRankByHand) {
   // Most is allocated while the head computes its backward: the head's own 30 * 2 and 30 * 4 bytes; and, left from the
   // step before, one gathered block and two blocks' gradients.
   EXPECT_EQ(bytes_of(table),
-            (std::vector<std::int64_t>{kArena, kArena, 2 * kArena, 60 + 20, 120 + 2 * 40, 1000, 0, 0, 0, 0, 0, 0}));
+            (std::vector<std::int64_t>{kArena, kArena, 2 * kArena, 60 + 20, 120 + 2 * 40, 1000, 0, 0, 0, 0, 0, 0, 0}));
   EXPECT_EQ(table.total(), 4 * kArena + 80 + 200 + 1000);
 }
 
@@ -148,6 +148,20 @@ TEST(Memory, Bf16MastersTakeHalfAndStageOneShardInFp32) {
   }
   EXPECT_EQ(fp32.bytes(MemoryPurpose::staging), 0);
   EXPECT_EQ(bf16.bytes(MemoryPurpose::staging), 34 * 4);
+}
+
+TEST(Memory, TheProximalAnchorIsOfWhatTrainsInTheDtypeOfMasters) {
+  ModelPlan plan = plan_of({24, 10, 101, 30});
+  plan.units[2].frozen = true;
+  MemoryOptions options{.shards = 3, .federation = true};
+  EXPECT_EQ(predict_memory(plan, options).bytes(MemoryPurpose::prox_anchor), 0);
+  options.proximal = true;
+  const MemoryTable table = predict_memory(plan, options);
+  EXPECT_EQ(table.bytes(MemoryPurpose::prox_anchor), table.bytes(MemoryPurpose::gradients));
+  options.master_bytes = 2;
+  EXPECT_EQ(2 * predict_memory(plan, options).bytes(MemoryPurpose::prox_anchor), table.bytes(MemoryPurpose::gradients));
+  options.schedule.fused_backward = true;
+  EXPECT_EQ(2 * predict_memory(plan, options).bytes(MemoryPurpose::prox_anchor), table.bytes(MemoryPurpose::gradients));
 }
 
 TEST(Memory, OffloadedMomentsAreTheHosts) {

@@ -50,6 +50,33 @@ TEST(Federation, TheOuterOptimizersNumbersAreItsOwn) {
   EXPECT_NE(refusal(outer("\"fedadagrad\"\nouter_beta2 = 0.5")).find("has a meaning only with"), std::string::npos);
 }
 
+TEST(Federation, TheWarmUpEndsWithinTheRunAndStepsWholeGradients) {
+  const auto start = [](const std::string& text) { return smallest + "[federation]\nstart_step = " + text + "\n"; };
+  const auto with = [](const std::string& text) { return load(smallest + text + "[parallelism]\ngroups = 2\n"); };
+  EXPECT_EQ(load(smallest).federation.start_step, 0);
+  EXPECT_EQ(validate(with("[federation]\nstart_step = 7\n[training]\nsteps = 7\n"), 2).groups(), 2);
+  EXPECT_EQ(refusal_to_run(start("8") + "[training]\nsteps = 7\n", 2),
+            "[federation] start_step (8) must not be more than [training] steps (7)");
+  const std::string fused = "[optimizer]\nfused_backward = true\n[training]\nmax_norm = 0\n";
+  EXPECT_EQ(refusal_to_run(start("1") + fused, 2),
+            "[optimizer] fused_backward updates units before the whole gradient is there, so it cannot be summed over "
+            "the groups: set [federation] start_step = 0");
+  EXPECT_EQ(validate(load(start("0") + fused), 2).world(), 2);
+  EXPECT_NE(refusal(start("-1")).find("at least 0"), std::string::npos);
+  EXPECT_NE(refusal(start("1.5")).find("[federation] start_step"), std::string::npos);
+}
+
+TEST(Federation, TheProximalTermHasAFactor) {
+  const auto mu = [](const std::string& text) { return smallest + "[federation]\nprox_mu = " + text + "\n"; };
+  EXPECT_EQ(load(smallest).federation.prox_mu, 0);
+  EXPECT_EQ(load(mu("0.25")).federation.prox_mu, 0.25);
+  const Config fused = load(mu("1") + "[optimizer]\nfused_backward = true\n[training]\nmax_norm = 0\n");
+  EXPECT_EQ(validate(fused, 2).world(), 2);
+  for (const char* bad : {"-0.1", "nan", "inf", "\"much\""}) {
+    EXPECT_NE(refusal(mu(bad)).find("[federation] prox_mu"), std::string::npos) << bad;
+  }
+}
+
 TEST(Federation, CompressionHasItsUsualBlocks) {
   using Kind = plan::Compression::Kind;
   const auto compress = [](const std::string& text) { return smallest + "[federation]\ncompress = " + text + "\n"; };
