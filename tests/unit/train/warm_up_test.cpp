@@ -28,7 +28,8 @@ std::vector<std::uint64_t> digests_after_steps(const topology::Layout& layout, p
   on_ranks(layout, [&](int rank, comm::Axes& axes) {
     const topology::Coordinates at = layout.at(rank);
     shard::StateRegistry registry;
-    shard::Engine engine(model, layout.group(at.group).shards, at.shard, axes, {{.master = master}, {}, 0.05}, registry);
+    shard::Engine engine(model, layout.group(at.group).shards, at.shard, axes, {{.master = master}, {}, 0.05},
+                         registry);
     engine.fill(testing_support::tiny_filler(engine.plan()));
     optim::OptimizerOptions options;
     options.updates.update = update;
