@@ -257,31 +257,33 @@ std::int64_t MemoryTable::host_total() const {
   return sum;
 }
 
-std::int64_t exchange_numel(const ModelPlan& plan, const topology::Layout& layout, int group) {
+std::int64_t exchange_numel(const ModelPlan& plan, const topology::Layout& layout, int group, bool delayed) {
   const bool replicates = layout.group(group).replicas > 1;
   return most_of(plan, layout, group, {}, [&](const RoundParts& parts) {
     // There and back: what others own of mine, and what I own of each other's. The result stays until it is spread.
     const std::int64_t messages = 2 * (parts.slice - parts.owned + (layout.groups() - 1) * parts.owned);
-    return parts.slice + std::max(messages, replicates ? parts.shard : 0);
+    const std::int64_t copy = delayed ? parts.slice : 0, next = delayed ? parts.shard : 0;
+    return parts.slice + next + std::max(copy + messages, replicates ? parts.shard : 0);
   });
 }
 
 std::int64_t outer_numel(const ModelPlan& plan, const topology::Layout& layout, int group, const OuterOptions& outer,
-                         const Compression& compression) {
+                         const Compression& compression, bool measures) {
   const bool is_compressed = compression.kind != Compression::Kind::none;
-  if (!needs_anchor(outer) && !is_compressed) return 0;
+  if (!needs_anchor(outer) && !is_compressed && !measures) return 0;
   return most_of(plan, layout, group, {}, [&](const RoundParts& parts) {
     return parts.slice * (1 + outer_moments_of(outer.outer)) + (is_compressed ? parts.slice + parts.owned : 0);
   });
 }
 
 std::int64_t compressed_exchange_bytes(const ModelPlan& plan, const topology::Layout& layout, int group,
-                                       const Compression& compression) {
+                                       const Compression& compression, bool delayed) {
   const bool replicates = layout.group(group).replicas > 1;
   return most_of(plan, layout, group, compression, [&](const RoundParts& parts) {
     const std::int64_t messages = 2 * (parts.encoded + (layout.groups() - 1) * parts.encoded_owned);
     const std::int64_t own = parts.encoded_owned + encoded_bytes(compression, parts.largest);
-    const std::int64_t in_fp32 = 4 * parts.slice + parts.owned + 3 * parts.largest;  // sums are in fp64
+    const std::int64_t beside = delayed ? parts.slice + parts.shard : 0;
+    const std::int64_t in_fp32 = beside + 4 * parts.slice + parts.owned + 3 * parts.largest;  // sums are in fp64
     return messages + own + (in_fp32 + (replicates ? parts.shard : 0)) * kFp32;
   });
 }

@@ -82,4 +82,15 @@ std::vector<std::vector<bool>> fragments_of(const ModelPlan& plan, int fragments
   return units;
 }
 
+std::vector<ModelPlan> fragment_plans(const ModelPlan& plan, int fragments) {
+  std::vector<ModelPlan> plans;
+  for (const std::vector<bool>& units : fragments_of(plan, fragments)) {
+    ModelPlan& of_fragment = plans.emplace_back(plan);
+    for (std::size_t u = 0; u < units.size(); ++u) {
+      if (!units[u] && plan.units[u].is_exchanged()) of_fragment.units[u].group_local = true;
+    }
+  }
+  return plans;
+}
+
 }  // namespace fedshard::plan

@@ -39,4 +39,8 @@ std::int64_t exchanges_of(const RoundOptions& options, int fragment, std::int64_
 // Throws UsageError where there are fewer such units than fragments.
 std::vector<std::vector<bool>> fragments_of(const ModelPlan& plan, int fragments);
 
+// The same as plans: by fragment, `plan` with what is not in it group-local, so that what is said of a plan's rounds
+// holds for those of the fragment.
+std::vector<ModelPlan> fragment_plans(const ModelPlan& plan, int fragments);
+
 }  // namespace fedshard::plan

@@ -36,12 +36,30 @@ std::string as_comment(const std::string& text) {
 std::int64_t exchange_bytes(const Config& config, const plan::ModelPlan& plan, const topology::Layout& layout,
                             int group) {
   const plan::Compression compression = compression_of(config.federation);
-  const std::int64_t numel = plan::exchange_numel(plan, layout, group);
-  const std::int64_t round = compression.kind == plan::Compression::Kind::none
-                                 ? numel * bytes_of(engine_options(config).dtypes.master)
-                                 : plan::compressed_exchange_bytes(plan, layout, group, compression);
-  const std::int64_t warm_up = config.federation.start_step > 0 ? numel * bytes_of(at::kFloat) : 0;
-  return std::max(round, warm_up);
+  const plan::RoundOptions rounds = round_options(config.federation);
+  const std::int64_t master = bytes_of(engine_options(config).dtypes.master);
+  const std::int64_t whole = plan::exchange_numel(plan, layout, group);
+  std::int64_t most = config.data.eval.empty() ? 0 : whole * master;  // of the mean to evaluate
+  if (rounds.start_step > 0) most = std::max(most, whole * bytes_of(at::kFloat));
+  for (const plan::ModelPlan& fragment : plan::fragment_plans(plan, rounds.fragments)) {
+    most =
+        std::max(most, compression.kind == plan::Compression::Kind::none
+                           ? plan::exchange_numel(fragment, layout, group, rounds.delay > 0) * master
+                           : plan::compressed_exchange_bytes(fragment, layout, group, compression, rounds.delay > 0));
+  }
+  return most;
+}
+
+// At the ends of all rounds of a run, of which the last may lack some fragments.
+cost::Bytes bytes_of_rounds(const Config& config, const plan::ModelPlan& plan, const topology::Layout& layout,
+                            const cost::TrafficOptions& options) {
+  const plan::RoundOptions rounds = round_options(config.federation);
+  cost::Bytes bytes;
+  int f = 0;
+  for (const plan::ModelPlan& fragment : plan::fragment_plans(plan, rounds.fragments)) {
+    bytes += cost::round_bytes(fragment, layout, options) * plan::exchanges_of(rounds, f++, config.training.steps);
+  }
+  return bytes;
 }
 
 }  // namespace
@@ -69,9 +87,10 @@ plan::MemoryTable forecast_memory(const Config& config, const topology::Layout& 
     options.shards = shape.shards;
     options.replicas = shape.replicas;
     options.exchange_bytes = options.federation ? exchange_bytes(config, plan, layout, group) : 0;
-    options.outer_numel = options.federation ? plan::outer_numel(plan, layout, group, outer_options(config.federation),
-                                                                 compression_of(config.federation))
-                                             : 0;
+    options.outer_numel = options.federation
+                              ? plan::outer_numel(plan, layout, group, outer_options(config.federation),
+                                                  compression_of(config.federation), config.federation.measures)
+                              : 0;
     plan::MemoryTable table = plan::predict_memory(plan, options);
     if (!largest || table.total() > largest->total()) largest = std::move(table);
     if (layout.equal_groups()) break;
@@ -101,7 +120,7 @@ std::string forecast_traffic(const Config& config, const topology::Layout& layou
   }
   if (federated) {
     text += traffic_line("the end of a round", round, layout.world());
-    all += round * ((steps - start) / config.federation.every);
+    all += bytes_of_rounds(config, plan, layout, options);
   }
   text += traffic_line(fmt::format("{} steps", steps).c_str(), all, layout.world());
   if (!config.data.eval.empty()) {

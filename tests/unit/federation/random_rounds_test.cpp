@@ -25,7 +25,7 @@ struct Draw {
   std::vector<std::vector<std::int64_t>> tokens;  // by round and group
   int bad_group = -1;                             // brings a NaN to the second round
   bool tied = false;
-  plan::ExchangePatterns patterns;
+  plan::ExchangePatterns patterns = {};
 };
 
 // From everything to a single element.

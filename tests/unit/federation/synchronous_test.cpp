@@ -78,7 +78,7 @@ void expect_one_step_of_all(const topology::Layout& layout, const std::vector<st
   EXPECT_EQ(norms.size(), 1U);  // to the bit
   EXPECT_EQ(digests.size(), 1U);
   std::int64_t inside = 0;
-  const std::int64_t bytes = model.plan.trained_numel() * 4, between = 2 * (layout.groups() - 1) * bytes;
+  const std::int64_t bytes = model.plan.exchanged_numel() * 4, between = 2 * (layout.groups() - 1) * bytes;
   for (const topology::GroupShape& shape : layout.shapes()) inside += (shape.replicas - 1) * bytes;
   EXPECT_EQ(traffic.of(comm::Purpose::aggregate), between + inside);
 }
