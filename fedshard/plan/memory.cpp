@@ -72,7 +72,7 @@ class StepWalk {
         activations_(options.activations),
         live_(options.shared_activation_bytes),
         has_gradients_(plan.units.size(), false),
-        reductions_(options.schedule.reduce_each_micro_step) {
+        reductions_(plan, options.schedule.reduce_each_micro_step) {
     activations_.resize(plan.stages.size());
     for (int u = 0; u < static_cast<int>(plan.units.size()); ++u) {
       const std::int64_t padded = options.shards * plan.units[u].shard_numel(options.shards);

@@ -5,6 +5,7 @@
 #pragma once
 #include <algorithm>
 #include <deque>
+#include <vector>
 
 #include "fedshard/plan/schedule.h"
 
@@ -18,7 +19,12 @@ struct Reduction {
 class ReductionQueue {
  public:
   // Without `reduce_each_micro_step` a unit's only reduction is that of the last one.
-  explicit ReductionQueue(bool reduce_each_micro_step) : each_(reduce_each_micro_step) {}
+  ReductionQueue(const ModelPlan& plan, bool reduce_each_micro_step) : each_(reduce_each_micro_step) {
+    for (int u = 0; u < static_cast<int>(plan.units.size()); ++u) {
+      const auto stage = std::find_if(plan.stages.begin(), plan.stages.end(), [&](const auto& s) { return s.uses(u); });
+      stages_.push_back(static_cast<int>(stage - plan.stages.begin()));
+    }
+  }
 
   // Takes note of a `reduce` operation that begins.
   void begin(const Op& op) { under_way_.push_back({op.unit, each_ && op.micro_step > 0}); }
@@ -26,10 +32,11 @@ class ReductionQueue {
   const std::deque<Reduction>& under_way() const { return under_way_; }  // oldest first
 
   // Whether the oldest reduction must be over before a backward of `unit` may begin. A unit's buffer is free again when
-  // its earlier reduction is over. At most two buffers are in use at a time (and that of a unit shared by the first and
-  // last stage): this unit's, and one whose reduction runs meanwhile.
+  // its earlier reduction is over. The buffers of at most two stages are in use at a time (and those of units shared by
+  // the first and last stage): this unit's, and one whose reductions run meanwhile.
   bool must_finish_before(int unit, bool has_gradients) const {
-    return is_reducing(unit) || (!has_gradients && under_way_.size() > 1);
+    return is_reducing(unit) || (!has_gradients && !under_way_.empty() &&
+                                 stages_[under_way_.front().unit] != stages_[under_way_.back().unit]);
   }
 
   bool is_reducing(int unit) const {
@@ -45,6 +52,7 @@ class ReductionQueue {
 
  private:
   bool each_;
+  std::vector<int> stages_;  // by unit, the one whose backward completes its gradient
   std::deque<Reduction> under_way_;
 };
 

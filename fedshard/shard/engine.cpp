@@ -68,7 +68,7 @@ Engine::Engine(const nn::Model& model, int shards, int shard, comm::Axes& axes, 
       gradients_(gradient_map_),
       step_schedule_(plan::step_schedule(model.plan, options.schedule)),
       evaluation_schedule_(plan::evaluation_schedule(model.plan, options.schedule.prefetch)),
-      reductions_(options.schedule.reduce_each_micro_step) {
+      reductions_(model.plan, options.schedule.reduce_each_micro_step) {
   base::require(model.stages.size() == model.plan.stages.size(), "{} stage functions for {} stages",
                 model.stages.size(), model.plan.stages.size());
   base::require(!options.schedule.fused_backward || (options.max_norm == 0 && options.nonfinite == NonFinite::stop),

@@ -84,7 +84,9 @@ TEST(AgreedDigest, LeavesGroupLocalParametersToTheReplicas) {
   EXPECT_EQ(answers(layout_of(2, 2, 2), {}, local), alike);
   EXPECT_EQ(answers(layout_of(2, 2, 2), {4, 6}, local), alike);  // both replicas' first shards of the second group
   for (const std::string& text : answers(layout_of(2, 2, 2), {6}, local)) {
-    EXPECT_EQ(text.find("ranks 4 and 6 should hold the same model"), 0u) << text;
+    EXPECT_TRUE(text.starts_with("ranks 4 and 6 should hold the same model") ||
+                text.starts_with("ranks 5 and 7 should hold the same model"))  // their second shards
+        << text;
   }
   for (const std::string& text : answers(layout_of(2, 1, 1), {1}, {"*.gain"})) {  // the table is exchanged
     EXPECT_EQ(text.find("ranks 0 and 1 should hold the same model"), 0u) << text;

@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "fedshard/plan/freeze.h"
+#include "fedshard/plan/group_local.h"
 #include "fedshard/shard/engine.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/tiny_model.h"
@@ -71,7 +72,7 @@ struct Case {
   int shards = 1, replicas = 1;
   UnitDtypes dtypes;
   plan::ScheduleOptions schedule;
-  std::vector<std::string> frozen = {};
+  std::vector<std::string> frozen = {}, group_local = {};
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& c) {
@@ -80,14 +81,15 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
              << c.schedule.micro_steps << " micro-steps, prefetch " << c.schedule.prefetch
              << (c.schedule.reshard_after_forward ? " reshard" : " keep")
              << (c.schedule.reduce_each_micro_step ? "" : " reduce last") << (c.schedule.fused_backward ? " fused" : "")
-             << (c.frozen.empty() ? "" : " frozen " + c.frozen[0]);
+             << (c.frozen.empty() ? "" : " frozen " + c.frozen[0])
+             << (c.group_local.empty() ? "" : " group-local " + c.group_local[0]);
 }
 
 // Three steps with an evaluation between them: the peak that the engine's pool and arenas reach is the predicted one.
 void expect_predicted(const Case& c) {
   SCOPED_TRACE(testing::PrintToString(c));
   nn::Model model = tiny_model(c.shape);
-  model.plan = plan::freeze(model.plan, c.frozen);
+  model.plan = plan::keep_in_groups(plan::freeze(model.plan, c.frozen), {{}, c.group_local});
   const plan::MemoryTable table =
       plan::predict_memory(model.plan, {.shards = c.shards,
                                         .replicas = c.replicas,
@@ -145,6 +147,19 @@ TEST(Memory, PeakIsPredictedWithFrozenPartsRecomputingAndFusedSteps) {
         expect_predicted({{.tied = tied}, 3, 1, {}, {2, true, 1, recompute}, frozen});
         expect_predicted({{.tied = tied}, 2, 2, {}, {1, true, 1, recompute, true, true}, frozen});
       }
+    }
+  }
+}
+
+// Two units that train in one stage: their reductions run side by side.
+TEST(Memory, PeakIsPredictedWithGroupLocalParts) {
+  for (const auto& local : {std::vector<std::string>{"*.gain"}, {"table"}, {"*.up", "block1.down"}}) {
+    for (const bool tied : {false, true}) {
+      for (const bool each : {false, true}) {
+        expect_predicted({{.tied = tied}, 3, 1, {}, {2, true, 1, false, each}, {}, local});
+        expect_predicted({{.tied = tied}, 2, 2, {}, {3, true, 2, true, each}, {"block0.*"}, local});
+      }
+      expect_predicted({{.tied = tied}, 2, 2, {}, {1, true, 1, false, true, true}, {"*.scale"}, local});
     }
   }
 }
