@@ -43,13 +43,16 @@ def test_a_rank_that_fails_ends_its_process_with_its_own_words(workplace, tmp_pa
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_others_learn_of_a_killed_process_under_a_foreign_launcher(workplace, tmp_path, victim):
+    """Killed between rounds: who waits in one for the coordinator, which process 0 hosts, waits for its deadline."""
     port = free_port()
+    settings = [f"training.steps={ENDLESS}", f"federation.every={ENDLESS}"]
     with contextlib.ExitStack() as stack:
         runs = [stack.enter_context(start(workplace, tmp_path, env=rank_environment(process, 2, port),
-                                          settings=[f"training.steps={ENDLESS}"])) for process in range(2)]
+                                          settings=settings)) for process in range(2)]
         runs[0].wait_for("step", 9)
         runs[victim].process.kill()
-        assert runs[1 - victim].status(30) == 4
+        # At once as a rule; where Gloo misses the death of a peer, its own time-out of 20 s is the deadline.
+        assert runs[1 - victim].status(40) == 4
         line = runs[1 - victim].errors().splitlines()[-1]
         assert line.startswith("fedshard: ")
         if victim == 1:  # the coordinator lives on in process 0, and knows whom it misses
