@@ -13,7 +13,6 @@
 #include "fedshard/base/error.h"
 
 namespace fedshard::base {
-namespace {
 
 struct Log {
   Log() = default;
@@ -28,11 +27,13 @@ struct Log {
   std::string who;
 };
 
-thread_local std::unique_ptr<Log> own_log;
+namespace {
+
+thread_local std::shared_ptr<Log> of_this_thread;
 
 Log& the_log() {
   static Log log;
-  return own_log ? *own_log : log;
+  return of_this_thread ? *of_this_thread : log;
 }
 
 std::string_view name_of(LogLevel level) {
@@ -75,7 +76,11 @@ void log_as(std::string who) {
   log.who = std::move(who);
 }
 
-void log_apart() { own_log = std::make_unique<Log>(); }
+void log_apart() { of_this_thread = std::make_shared<Log>(); }
+
+std::shared_ptr<Log> own_log() { return of_this_thread; }
+
+void share_log(std::shared_ptr<Log> log) { of_this_thread = std::move(log); }
 
 void write_log(LogLevel level, std::string_view text) {
   Log& log = the_log();

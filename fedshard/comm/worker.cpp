@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "fedshard/base/log.h"
+
 namespace fedshard::comm {
 namespace {
 
@@ -52,7 +54,11 @@ class Worker::TaskWork final : public Work {
   std::exception_ptr error_;
 };
 
-Worker::Worker() : thread_([this] { loop(); }) {}
+Worker::Worker()
+    : thread_([this, log = base::own_log()] {
+        base::share_log(log);
+        loop();
+      }) {}
 
 Worker::~Worker() {
   {

@@ -1,4 +1,4 @@
-// A thread that runs closures one after another, and the Work that tells of each.
+// A thread that runs closures one after another, and the Work that tells of each. It logs where its maker does.
 #pragma once
 #include <condition_variable>
 #include <deque>

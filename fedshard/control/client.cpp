@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
@@ -273,6 +274,8 @@ void CoordinatorClient::Line::lose(const std::string& reason, ExitStatus status)
 
 void CoordinatorClient::Line::leave_if_due() {
   if (!exit_at_ || std::chrono::steady_clock::now() < *exit_at_) return;
+  static std::atomic_flag leaving;
+  if (leaving.test_and_set()) return;  // another rank of this process has said why
   const Abort abort = aborted().value();
   const std::string line = fmt::format("{} leaves: {}\n", who(), abort.reason);
   [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());

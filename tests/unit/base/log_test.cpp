@@ -29,11 +29,16 @@ TEST(Log, OfAThreadApartIsItsOwn) {
     log_as("rank 2");
     log_to_file(folder / "2");
     log_info("step {}", 1);
-    std::jthread([] { log_error("from a worker"); }).join();
+    std::jthread([] { log_error("from a stranger"); }).join();
+    std::jthread([log = own_log()] {
+      share_log(log);
+      log_error("from a worker");
+    }).join();
   }).join();
+  EXPECT_EQ(own_log(), nullptr);
   log_warning("still here");
-  EXPECT_EQ(lines_of(folder / "2"), "info [rank 2] step 1\n");
-  EXPECT_EQ(lines_of(folder / "0"), "error [rank 0] from a worker\nwarning [rank 0] still here\n");
+  EXPECT_EQ(lines_of(folder / "2"), "info [rank 2] step 1\nerror [rank 2] from a worker\n");
+  EXPECT_EQ(lines_of(folder / "0"), "error [rank 0] from a stranger\nwarning [rank 0] still here\n");
   std::filesystem::remove_all(folder);
 }
 
