@@ -110,7 +110,7 @@ def test_another_launcher(program):
 
 def test_activations_are_those_of_one_group(program):
     """Four groups in one process, of a model whose activations outweigh all else: the most that tensors took is far
-    below four ranks' memory, and within what is written in docs/running.md."""
+    below four ranks' memory."""
     run = train_virtually(program, 4, 1, training={"local_batch_size": 24, "steps": 5}, federation={"every": 2},
                           validation={"interval": 2})
     memory = run.start["memory"]
