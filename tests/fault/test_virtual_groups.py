@@ -26,8 +26,7 @@ def test_a_killed_process_ends_the_job(workplace, tmp_path, moments, processes, 
         run.signal_rank(victim, signal.SIGKILL)
         assert run.status(END_S) == 4
         ranks = ", ".join(str(victim + group * processes) for group in range(3)) if processes > 1 else "0-2"
-        assert run.error_line() == (f"process {victim} (ranks {ranks}, one of each group) was killed by SIGKILL (if "
-                                    "nobody did that, the machine ran out of memory)")
+        assert run.error_line().startswith(f"process {victim} (ranks {ranks}, one of each group) was killed by SIGKILL")
         assert run.alive() == {}
         wait_until(lambda: not sockets & listening_sockets(), END_S, "ports are free")
 
