@@ -14,9 +14,11 @@
 namespace fedshard::testing_support {
 
 // Calls body(rank, axes, others) for every rank, each on a thread of its own, with two sets of axes; rethrows the first
-// exception. Returns the bytes that all ranks sent.
+// exception. Returns the bytes that all ranks sent. wrap: what is to come between a rank and its messages.
+using BackendWrap = std::function<std::unique_ptr<comm::Backend>(int rank, std::unique_ptr<comm::Backend>)>;
 inline comm::Traffic on_ranks(const topology::Layout& layout,
-                              const std::function<void(int, comm::Axes&, comm::Axes&)>& body) {
+                              const std::function<void(int, comm::Axes&, comm::Axes&)>& body,
+                              const BackendWrap& wrap = nullptr) {
   comm::LoopbackWorld world(std::chrono::seconds(30));
   comm::TrafficCounter counter(comm::groups_by_rank(layout));
   std::mutex mutex;
@@ -26,7 +28,7 @@ inline comm::Traffic on_ranks(const topology::Layout& layout,
     threads.emplace_back([&, rank] {
       try {
         at::set_num_threads(1);  // of OpenMP; more would only wait for one another, in spins
-        const auto backend = world.backend(rank);
+        const auto backend = wrap ? wrap(rank, world.backend(rank)) : world.backend(rank);
         comm::Axes axes = comm::make_axes(layout, rank, *backend, counter);
         comm::Axes others =
             comm::make_axes(layout, rank, comm::connect_over_messages(*backend, counter, nullptr), ", others");

@@ -43,7 +43,8 @@ using RankBody = std::function<void(int rank, comm::Axes&, control::CoordinatorC
 using OverlappingBody = std::function<void(int rank, comm::Axes&, comm::Axes&, control::CoordinatorClient&)>;
 
 // Calls `body` for every rank. One that throws reports its error and breaks the connections, as a process that dies.
-inline Aftermath on_federated_ranks(const topology::Layout& layout, const OverlappingBody& body) {
+inline Aftermath on_federated_ranks(const topology::Layout& layout, const OverlappingBody& body,
+                                    const testing_support::BackendWrap& wrap = nullptr) {
   Aftermath aftermath;
   aftermath.errors.resize(static_cast<std::size_t>(layout.world()));
   std::mutex mutex;
@@ -55,21 +56,24 @@ inline Aftermath on_federated_ranks(const topology::Layout& layout, const Overla
   const control::RunToken token = options.token;
   control::Coordinator coordinator(std::move(options));
   try {
-    aftermath.traffic = testing_support::on_ranks(layout, [&](int rank, comm::Axes& axes, comm::Axes& others) {
-      control::ClientOptions mine{coordinator.endpoint(), token};
-      mine.rank = rank;
-      mine.group = layout.group_of(rank);
-      control::CoordinatorClient client(std::move(mine));
-      try {
-        body(rank, axes, others, client);
-        client.goodbye(0);
-      } catch (const base::Error& e) {
-        client.report_error(e.what(), static_cast<int>(e.status()));
-        const std::lock_guard lock(mutex);
-        aftermath.errors[static_cast<std::size_t>(rank)] = e.what();
-        throw;
-      }
-    });
+    aftermath.traffic = testing_support::on_ranks(
+        layout,
+        [&](int rank, comm::Axes& axes, comm::Axes& others) {
+          control::ClientOptions mine{coordinator.endpoint(), token};
+          mine.rank = rank;
+          mine.group = layout.group_of(rank);
+          control::CoordinatorClient client(std::move(mine));
+          try {
+            body(rank, axes, others, client);
+            client.goodbye(0);
+          } catch (const base::Error& e) {
+            client.report_error(e.what(), static_cast<int>(e.status()));
+            const std::lock_guard lock(mutex);
+            aftermath.errors[static_cast<std::size_t>(rank)] = e.what();
+            throw;
+          }
+        },
+        wrap);
   } catch (const base::Error&) {
     EXPECT_NE(aftermath.errors, std::vector<std::string>(aftermath.errors.size()));  // they are the test's to judge
   }
