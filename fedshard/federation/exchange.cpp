@@ -57,12 +57,9 @@ void weigh(std::span<const at::Tensor> values, std::span<const double> weights, 
 }  // namespace
 
 Exchange::Exchange(const topology::Layout& layout, int rank, const plan::ModelPlan& plan, const shard::ArenaMap& map,
-                   comm::Axes& axes, const std::vector<bool>& units)
+                   comm::Axes& axes)
     : axes_(axes), group_(layout.group_of(rank)) {
-  std::vector<std::int64_t> unit_numel = plan.exchanged_numel_by_unit();
-  for (std::size_t u = 0; u < units.size(); ++u) {
-    if (!units[u]) unit_numel[u] = 0;
-  }
+  const std::vector<std::int64_t> unit_numel = plan.exchanged_numel_by_unit();
   for (const topology::ExchangePart& found : topology::exchange_parts(layout, unit_numel, rank)) {
     Part part{found.unit, found.range, slice_numel_, {}, {}, found.owner};
     for (int group = 0; group < layout.groups(); ++group) {

@@ -34,10 +34,9 @@ class Exchange {
     int owner = 0;
   };
 
-  // Of the units that train, or of those among them that `units` names, one word a unit. `map` and `axes` must outlive
-  // the exchange.
+  // Of what rounds of `plan` exchange. `map` and `axes` must outlive the exchange.
   Exchange(const topology::Layout& layout, int rank, const plan::ModelPlan& plan, const shard::ArenaMap& map,
-           comm::Axes& axes, const std::vector<bool>& units = {});
+           comm::Axes& axes);
 
   // The mean over the groups of this rank's slice of `parameters`, with one weight a group: [slice_numel()] of the
   // parameters' dtype on the CPU, unit after unit. What a group of weight 0 holds, finite or not, has no part in it.

@@ -24,11 +24,11 @@ double square_norm_of(const at::Tensor& values) {
 
 Fragment::Fragment(const topology::Layout& layout, int rank, const OuterOptions& outer,
                    const plan::Compression& compression, bool keeps_anchor, const shard::Engine& engine,
-                   comm::Axes& axes, std::vector<bool> units, const std::string& suffix, shard::StateRegistry& registry)
+                   comm::Axes& axes, plan::ModelPlan plan, const std::string& suffix, shard::StateRegistry& registry)
     : options_(outer),
       axes_(axes),
-      units_(std::move(units)),
-      exchange_(layout, rank, engine.plan(), engine.map(), axes, units_),
+      plan_(std::move(plan)),
+      exchange_(layout, rank, plan_, engine.map(), axes),
       slice_map_(exchange_.slice_map(engine.map())),
       shard_map_(exchange_.shard_map(engine.map())),
       dtype_(engine.parameters().dtype()),

@@ -23,13 +23,13 @@ namespace fedshard::federation {
 
 class Fragment {
  public:
-  // units: which are in it, one word a unit. keeps_anchor: also where nothing but measures needs one. The state's names
-  // end with `suffix`. `engine`, `axes` and `registry` must outlive it.
+  // plan: the fragment's (plan::fragment_plans). keeps_anchor: also where nothing but measures needs one. The state's
+  // names end with `suffix`. `engine`, `axes` and `registry` must outlive it.
   Fragment(const topology::Layout& layout, int rank, const OuterOptions& outer, const plan::Compression& compression,
-           bool keeps_anchor, const shard::Engine& engine, comm::Axes& axes, std::vector<bool> units,
+           bool keeps_anchor, const shard::Engine& engine, comm::Axes& axes, plan::ModelPlan plan,
            const std::string& suffix, shard::StateRegistry& registry);
 
-  const std::vector<bool>& units() const { return units_; }
+  const plan::ModelPlan& plan() const { return plan_; }
   Exchange& exchange() { return exchange_; }
   const shard::ArenaMap& shard_map() const { return shard_map_; }  // of what the group's replicas hold together
   void set_anchor(const shard::Arena& parameters);
@@ -58,7 +58,7 @@ class Fragment {
 
   OuterOptions options_;
   comm::Axes& axes_;
-  std::vector<bool> units_;
+  plan::ModelPlan plan_;
   Exchange exchange_;
   shard::ArenaMap slice_map_, shard_map_;
   at::ScalarType dtype_;

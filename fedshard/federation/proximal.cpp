@@ -19,11 +19,11 @@ Proximal::Proximal(double mu, const shard::Engine& engine, shard::StateRegistry&
   registry.add("prox_anchor", shard::Role::anchor, shard::Scope::shared, anchor_);
 }
 
-void Proximal::set_anchor(const shard::Arena& parameters, const std::vector<bool>& units) {
+void Proximal::set_anchor(const shard::Arena& parameters, const plan::ModelPlan& plan) {
   const c10::NoGradGuard no_grad;
   for (const shard::ArenaPiece& piece : map_.pieces()) {
-    const bool counts = engine_.plan().units[piece.unit].is_exchanged() && (units.empty() || units[piece.unit]);
-    if (counts) anchor_.real(piece.unit).copy_(parameters.slice(piece.unit, piece.range));
+    if (!plan.units[piece.unit].is_exchanged()) continue;
+    anchor_.real(piece.unit).copy_(parameters.slice(piece.unit, piece.range));
   }
   has_anchor_ = true;
 }

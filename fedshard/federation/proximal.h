@@ -5,8 +5,6 @@
 // A surprise: this anchor is not the outer optimizer's. That one is a slice on the host for a round; this one is needed
 // in every step, so it is the whole shard, on the device that computes, in the dtype of the parameters.
 #pragma once
-#include <vector>
-
 #include "fedshard/shard/engine.h"
 
 namespace fedshard::federation {
@@ -16,9 +14,9 @@ class Proximal {
   // mu: more than 0. Registers "prox_anchor", of the units that train. The references must outlive it.
   Proximal(double mu, const shard::Engine& engine, shard::StateRegistry& registry);
 
-  // Makes these the anchor: all parameters that rounds exchange, or those of the units that `units` names, one word a
-  // unit. parameters: an arena that holds this rank's whole shard of them.
-  void set_anchor(const shard::Arena& parameters, const std::vector<bool>& units);
+  // Makes these the anchor, of what rounds of `plan` (the engine's, or a fragment's) exchange. parameters: an arena
+  // that holds this rank's whole shard of it.
+  void set_anchor(const shard::Arena& parameters, const plan::ModelPlan& plan);
 
   // Adds mu * (parameters - anchor), in fp32, to the gradient of a unit that trains: for
   // shard::GradientHooks::add_to_mean. Where the parameters are the anchor it adds zero; and nothing to what is

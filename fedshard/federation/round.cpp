@@ -56,7 +56,7 @@ Federation::Federation(const topology::Layout& layout, int rank, const Federatio
       coordinator_(coordinator),
       whole_(layout, rank, engine.plan(), engine.map(), axes) {
   base::require(options.rounds.delay == 0 || &links.axes != &axes, "rounds with a delay need axes of their own");
-  const auto fragments = plan::fragments_of(engine.plan(), options.rounds.fragments);
+  const auto fragments = plan::fragment_plans(engine.plan(), options.rounds.fragments);
   for (std::size_t f = 0; f < fragments.size(); ++f) {
     fragments_.push_back(std::make_unique<Fragment>(
         layout, rank, options.outer, options.compression, options.measures, engine, links_.axes, fragments[f],
@@ -70,7 +70,7 @@ Federation::~Federation() = default;
 
 void Federation::set_anchor() {
   for (const auto& fragment : fragments_) fragment->set_anchor(engine_.parameters());
-  if (proximal_) proximal_->set_anchor(engine_.parameters(), {});
+  if (proximal_) proximal_->set_anchor(engine_.parameters(), engine_.plan());
 }
 
 shard::GradientHooks Federation::local_step() {
@@ -100,7 +100,7 @@ void Federation::begin_round(const RoundInput& input) {
   pending_->input = input;
   pending_->began = begin;
   if (links_.axes.replica->size() > 1) {
-    pending_->shard_digest = shard::partial_digest(engine_.plan(), engine_.parameters(), fragment.units());
+    pending_->shard_digest = shard::partial_digest(fragment.plan(), engine_.parameters());
     pending_->group_local_digest = shard::partial_group_local_digest(engine_.plan(), engine_.parameters());
   }
   if (!overlaps()) return;
@@ -122,7 +122,7 @@ RoundOutcome Federation::finish_round() {
   if (overlaps()) take_over(*round, left_out ? 0 : options_.mix);
   if (proximal_) {
     const Fragment& fragment = *fragments_[static_cast<std::size_t>(round->input.fragment)];
-    proximal_->set_anchor(overlaps() ? *round->next : engine_.parameters(), fragment.units());
+    proximal_->set_anchor(overlaps() ? *round->next : engine_.parameters(), fragment.plan());
   }
   const double now = clock_.now();
   outcome.exposed_seconds = round->exposed + (now - begin);
@@ -223,7 +223,7 @@ at::Tensor Federation::outer_step(Fragment& fragment, const at::Tensor& mean, st
 // This rank's summand of its group's digest: the first replica's ranks count, the others must agree with them.
 std::uint64_t Federation::digest_of_group(const Fragment& fragment, const shard::Arena& parameters,
                                           std::uint64_t group_local) {
-  const std::uint64_t digest = shard::partial_digest(engine_.plan(), parameters, fragment.units());
+  const std::uint64_t digest = shard::partial_digest(fragment.plan(), parameters);
   comm::Communicator& replica = *links_.axes.replica;
   // What is group-local has no part in it, but replicas hold that alike too, and no later round would mend it.
   const auto by_replica = replica.collect(shard::halves_of(digest + group_local));

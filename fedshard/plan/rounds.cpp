@@ -67,28 +67,18 @@ std::int64_t exchanges_of(const RoundOptions& options, int fragment, std::int64_
   return since_first < 0 ? 0 : since_first / options.every + 1;
 }
 
-std::vector<std::vector<bool>> fragments_of(const ModelPlan& plan, int fragments) {
-  std::vector<std::vector<bool>> units(static_cast<std::size_t>(fragments),
-                                       std::vector<bool>(plan.units.size(), false));
+std::vector<ModelPlan> fragment_plans(const ModelPlan& plan, int fragments) {
+  std::vector<ModelPlan> plans(static_cast<std::size_t>(fragments), plan);
   int exchanged = 0;
   for (std::size_t u = 0; u < plan.units.size(); ++u) {
     if (!plan.units[u].is_exchanged()) continue;
-    units[static_cast<std::size_t>(exchanged % fragments)][u] = true;
+    for (int f = 0; f < fragments; ++f) {
+      plans[static_cast<std::size_t>(f)].units[u].group_local = f != exchanged % fragments;
+    }
     ++exchanged;
   }
   if (exchanged < fragments) {
     base::fail<base::UsageError>("fragments is {}, but the model has just {} units to exchange", fragments, exchanged);
-  }
-  return units;
-}
-
-std::vector<ModelPlan> fragment_plans(const ModelPlan& plan, int fragments) {
-  std::vector<ModelPlan> plans;
-  for (const std::vector<bool>& units : fragments_of(plan, fragments)) {
-    ModelPlan& of_fragment = plans.emplace_back(plan);
-    for (std::size_t u = 0; u < units.size(); ++u) {
-      if (!units[u] && plan.units[u].is_exchanged()) of_fragment.units[u].group_local = true;
-    }
   }
   return plans;
 }

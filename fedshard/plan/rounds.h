@@ -34,13 +34,10 @@ Schedule round_schedule(const ModelPlan& plan, const ScheduleOptions& options, c
 // How often a run of `steps` steps begins the exchange of a fragment.
 std::int64_t exchanges_of(const RoundOptions& options, int fragment, std::int64_t steps);
 
-// By fragment, by unit, whether the unit is in it: the units that are exchanged in turn, so that each fragment has some
-// of every depth (the strided pattern of Streaming DiLoCo, arXiv 2501.18512). Frozen and group-local units are in none.
-// Throws UsageError where there are fewer such units than fragments.
-std::vector<std::vector<bool>> fragments_of(const ModelPlan& plan, int fragments);
-
-// The same as plans: by fragment, `plan` with what is not in it group-local, so that what is said of a plan's rounds
-// holds for those of the fragment.
+// By fragment, `plan` with the units that are not in it group-local, so that whatever goes by what a plan exchanges
+// goes by the fragment's. The units that are exchanged are dealt in turn: each fragment has some of every depth (the
+// strided pattern of Streaming DiLoCo, arXiv 2501.18512). Throws UsageError where there are fewer such units than
+// fragments.
 std::vector<ModelPlan> fragment_plans(const ModelPlan& plan, int fragments);
 
 }  // namespace fedshard::plan

@@ -70,11 +70,10 @@ std::uint64_t mix(std::uint64_t global_index, std::uint32_t bits) {
   return finalise(finalise(global_index + 0x9e3779b97f4a7c15ULL) ^ bits);
 }
 
-std::uint64_t partial_digest(const plan::ModelPlan& plan, const Arena& arena, const std::vector<bool>& units) {
+std::uint64_t partial_digest(const plan::ModelPlan& plan, const Arena& arena) {
   std::uint64_t sum = 0;
   for (const ArenaPiece& piece : arena.map().pieces()) {
-    const bool counts = plan.units[piece.unit].is_exchanged() && (units.empty() || units[piece.unit]);
-    if (counts) sum += digest_of_piece(plan, arena, piece);
+    if (plan.units[piece.unit].is_exchanged()) sum += digest_of_piece(plan, arena, piece);
   }
   return sum;
 }

@@ -4,7 +4,6 @@
 #pragma once
 #include <array>
 #include <cstdint>
-#include <vector>
 
 #include "fedshard/comm/axes.h"
 #include "fedshard/plan/units.h"
@@ -12,9 +11,8 @@
 
 namespace fedshard::shard {
 
-// Of what this rank's arena holds of what rounds exchange (padding left out): all of it, or of the units that `units`
-// names, one word a unit.
-std::uint64_t partial_digest(const plan::ModelPlan& plan, const Arena& arena, const std::vector<bool>& units = {});
+// Of what this rank's arena holds of what rounds of `plan` exchange (padding left out).
+std::uint64_t partial_digest(const plan::ModelPlan& plan, const Arena& arena);
 
 // Of its group-local parameters, which only the replicas of a group share; 0 where there are none.
 std::uint64_t partial_group_local_digest(const plan::ModelPlan& plan, const Arena& arena);

@@ -122,7 +122,7 @@ void check_rounds(const Config& config, const topology::Layout& layout) {
     plan::check_rounds(round_options(f));
     if (layout.groups() > 1) {
       const plan::ModelPlan trained = plan::freeze(plan::llama_plan(dims_of(config.model)), config.training.freeze);
-      plan::fragments_of(plan::keep_in_groups(trained, exchange_patterns(f)), static_cast<int>(f.fragments));
+      plan::fragment_plans(plan::keep_in_groups(trained, exchange_patterns(f)), static_cast<int>(f.fragments));
     }
   } catch (const UsageError& e) {
     fail<UsageError>("[federation] {}", e.what());

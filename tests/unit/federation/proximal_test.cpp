@@ -43,7 +43,7 @@ void expect_term(const topology::Layout& layout, shard::EngineOptions options, c
     Proximal proximal(kMu, engine, registry);
     const shard::GradientHooks hooks{.add_to_mean = [&](int unit) { proximal.add_term(unit); }};
     engine.fill(testing_support::tiny_filler(engine.plan()));
-    proximal.set_anchor(engine.parameters(), {});
+    proximal.set_anchor(engine.parameters(), engine.plan());
     const Gradients at_anchor = gradients_of(engine, rank, hooks), plain_there = gradients_of(engine, rank, {});
     const at::Tensor anchor = engine.parameters().flat().to(at::kFloat, false, /*copy=*/true);
     engine.parameters().flat().mul_(1.25);

@@ -124,6 +124,16 @@ TEST(Rounds, AScheduleIsItsStepsAndWhatFollowsEach) {
   EXPECT_EQ(delayed.back(), begin(0));
 }
 
+// By fragment, which units are in it.
+std::vector<std::vector<bool>> fragments_of(const ModelPlan& plan, int fragments) {
+  std::vector<std::vector<bool>> units;
+  for (const ModelPlan& of_fragment : fragment_plans(plan, fragments)) {
+    units.emplace_back();
+    for (const UnitSpec& unit : of_fragment.units) units.back().push_back(unit.is_exchanged());
+  }
+  return units;
+}
+
 TEST(Fragments, TakeTheUnitsThatTrainInTurn) {
   using Units = std::vector<bool>;
   EXPECT_EQ(fragments_of(chain(3), 1), std::vector<Units>{Units(3, true)});
