@@ -27,8 +27,6 @@ struct Federation::Pending {
   comm::WorkPtr work;        // with a delay
 };
 
-namespace {
-
 metrics::TrafficRecord record_of(const comm::Traffic& traffic) {
   const auto of = [&](comm::Purpose purpose) { return traffic.of(purpose); };
   metrics::TrafficRecord record;
@@ -42,8 +40,6 @@ metrics::TrafficRecord record_of(const comm::Traffic& traffic) {
   record.control = of(comm::Purpose::control);
   return record;
 }
-
-}  // namespace
 
 Federation::Federation(const topology::Layout& layout, int rank, const FederationOptions& options,
                        shard::Engine& engine, comm::Axes& axes, control::CoordinatorClient& coordinator,

@@ -61,6 +61,9 @@ struct RoundLinks {
   const comm::TrafficCounter* traffic = nullptr;  // of these axes; null: not to be recorded
 };
 
+// As a record, without step and time.
+metrics::TrafficRecord record_of(const comm::Traffic& traffic);
+
 // The federation as one rank sees it. Not safe from several threads.
 class Federation {
  public:

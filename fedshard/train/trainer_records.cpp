@@ -87,22 +87,18 @@ comm::Traffic Trainer::traffic() const {
 }
 
 void Trainer::record_traffic() {
-  const comm::Traffic traffic = this->traffic();
+  comm::Traffic traffic = this->traffic();
   std::vector<double> totals{static_cast<double>(traffic.intra_group), static_cast<double>(traffic.inter_group)};
   for (const std::int64_t bytes : traffic.by_purpose) totals.push_back(static_cast<double>(bytes));
   comm::sum_over_world(context_.axes, totals);
   if (context_.rank != 0) return;
   const auto bytes = [&](std::size_t i) { return static_cast<std::int64_t>(totals[i]); };
-  const auto of = [&](comm::Purpose purpose) { return bytes(2 + static_cast<std::size_t>(purpose)); };
-  send(metrics::TrafficRecord{.step = step_,
-                              .intra_group = bytes(0),
-                              .inter_group = bytes(1),
-                              .gather = of(comm::Purpose::gather),
-                              .reduce = of(comm::Purpose::reduce),
-                              .replica = of(comm::Purpose::replica),
-                              .aggregate = of(comm::Purpose::aggregate),
-                              .state = of(comm::Purpose::state),
-                              .control = of(comm::Purpose::control)});
+  traffic.intra_group = bytes(0);
+  traffic.inter_group = bytes(1);
+  for (std::size_t p = 0; p < traffic.by_purpose.size(); ++p) traffic.by_purpose[p] = bytes(2 + p);
+  metrics::TrafficRecord record = federation::record_of(traffic);
+  record.step = step_;
+  send(record);
 }
 
 void Trainer::record_end() {
