@@ -93,6 +93,7 @@ class CoordinatorClient::Line {
   void receive(Message message);
   void lose(const std::string& reason, ExitStatus status);
   void leave_if_due();
+  void judge_silence();
   std::chrono::milliseconds patience(Time next_heartbeat) const;
 
   ClientOptions options_;
@@ -109,6 +110,8 @@ class CoordinatorClient::Line {
   bool closing_ = false;
 
   std::optional<Time> exit_at_;  // of the thread alone
+  bool is_welcome_ = false;      // likewise
+  int unanswered_ = 0;           // heartbeats, likewise
   std::mutex join_mutex_;
   std::thread thread_;
 };
@@ -210,14 +213,26 @@ void CoordinatorClient::Line::converse(zmq::socket_t& socket) {
       const Time now = std::chrono::steady_clock::now();
       if (!closing && now >= next_heartbeat) {
         outbox_.push_back(encode(position_));
+        ++unanswered_;
         next_heartbeat = now + interval;
       }
     }
     send_outbox(socket);
     if (closing) return;
     receive_all(socket);
+    judge_silence();
     leave_if_due();
   }
+}
+
+// Until it is welcome, a rank has its patience for joining.
+void CoordinatorClient::Line::judge_silence() {
+  if (!is_welcome_ || unanswered_ * options_.heartbeat_s <= options_.silence_s) return;
+  unanswered_ = 0;
+  lose(fmt::format("{}: the coordinator at {} has not answered for {:g} s: its process has ended or hangs, or its host "
+                   "can't be reached",
+                   who(), options_.endpoint, options_.silence_s),
+       ExitStatus::peers_lost);
 }
 
 std::chrono::milliseconds CoordinatorClient::Line::patience(Time next_heartbeat) const {
@@ -254,6 +269,9 @@ void CoordinatorClient::Line::receive_all(zmq::socket_t& socket) {
 
 void CoordinatorClient::Line::receive(Message message) {
   std::optional<Abort> first_abort;
+  unanswered_ = 0;
+  if (std::holds_alternative<Alive>(message)) return;
+  is_welcome_ = is_welcome_ || std::holds_alternative<Welcome>(message);
   {
     const std::lock_guard lock(mutex_);
     if (const auto* abort = std::get_if<Abort>(&message)) {

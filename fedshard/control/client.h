@@ -27,6 +27,9 @@ struct ClientOptions {
   double join_s = 120;    // for the coordinator's welcome
   double answer_s = 660;  // for each answer in a round; longer than the coordinator's own deadline, which names ranks
   double heartbeat_s = 1;
+  // Without a word from the coordinator, in heartbeats that it has not answered, before it counts as lost: a process
+  // that was stopped for a while finds its answers when it goes on.
+  double silence_s = 30;
   // On the client's thread, once. Must return soon, not throw, and not close the client.
   std::function<void(const Abort&)> on_abort{};
   // With a value: so many seconds after an abort the process prints the reason on standard error and leaves by _exit

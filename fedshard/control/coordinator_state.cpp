@@ -100,6 +100,7 @@ void CoordinatorState::begins_training(int rank, double now) {
 
 void CoordinatorState::on(int rank, const Heartbeat& heartbeat, double now) {
   positions_[at(rank)] = heartbeat;
+  outgoing_.emplace_back(rank, Alive{});
   if (heartbeat.step > 0 || heartbeat.collective > 0) begins_training(rank, now);
 }
 

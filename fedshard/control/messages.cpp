@@ -173,6 +173,9 @@ void read(Goodbye& m, const Fields& f) { m.status = static_cast<int>(f.integer("
 json fields_of(const Welcome&) { return json::object(); }
 void read(Welcome&, const Fields&) {}
 
+json fields_of(const Alive&) { return json::object(); }
+void read(Alive&, const Fields&) {}
+
 json fields_of(const RoundPlan& m) {
   return {
       {"round", m.round}, {"epoch", m.epoch}, {"participants", m.participants}, {"tokens", m.tokens}, {"stop", m.stop}};

@@ -30,7 +30,8 @@ struct Hello {  // the first word of a rank; answered by Welcome or Abort
   std::string config_digest;  // of the resolved configuration; all ranks must have the same
 };
 
-struct Heartbeat {  // sent by the client's own thread, so it tells of a living process, not of progress
+// Sent by the client's own thread, so it tells of a living process, not of progress; answered by Alive.
+struct Heartbeat {
   static constexpr const char* kType = "heartbeat";
   std::int64_t step = 0;
   std::int64_t collective = 0;  // how many collectives this rank has begun in its group
@@ -98,6 +99,10 @@ struct Welcome {
   static constexpr const char* kType = "welcome";
 };
 
+struct Alive {  // so that a rank that waits for an answer knows that somebody is there to give it
+  static constexpr const char* kType = "alive";
+};
+
 struct RoundPlan {  // all have proposed: exchange with these
   static constexpr const char* kType = "round_plan";
   std::int64_t round = 0;
@@ -126,8 +131,8 @@ struct Abort {  // leave now
   int status = 4;  // with this exit status
 };
 
-using Message = std::variant<Hello, Heartbeat, Record, Proposal, Ready, Digest, RankError, Goodbye, Welcome, RoundPlan,
-                             Commit, DigestResult, Abort>;
+using Message = std::variant<Hello, Heartbeat, Record, Proposal, Ready, Digest, RankError, Goodbye, Welcome, Alive,
+                             RoundPlan, Commit, DigestResult, Abort>;
 
 // One frame. Throws RunError where it would be longer than kMaxFrameBytes. Text that is not UTF-8 is sent with
 // replacement characters; numbers that are not finite become null and come back as NaN where a number is due.

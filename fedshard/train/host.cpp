@@ -45,6 +45,10 @@ class RunHost::Records {
   std::optional<metrics::Progress> progress_;
 };
 
+double silence_s(const Config& config) {
+  return std::clamp(config.comm.timeout_s, kLeastSilenceS, control::Deadlines{}.silence);
+}
+
 RunHost::RunHost(const Config& config, const topology::Layout& layout, const std::string& bind_address)
     : folder_(metrics::RunFolder::create(config.metrics.folder, resolved_toml(config))) {
   records_ = std::make_unique<Records>(folder_, config, layout);
@@ -54,9 +58,7 @@ RunHost::RunHost(const Config& config, const topology::Layout& layout, const std
   control::CoordinatorOptions options;
   options.group_sizes = layout.sizes();
   options.bind_address = bind_address;
-  // A process that says nothing for as long as a collective may take is as lost as one that doesn't answer in it. Not
-  // less than a few heartbeats, though.
-  options.deadlines.silence = std::clamp(config.comm.timeout_s, kLeastSilenceS, options.deadlines.silence);
+  options.deadlines.silence = silence_s(config);
   options.sink = [records = records_.get()](const nlohmann::json& line) { records->write(line); };
   run_token_ = options.token.format();
   coordinator_ = std::make_unique<control::Coordinator>(std::move(options));

@@ -11,6 +11,10 @@
 
 namespace fedshard::train {
 
+// Seconds: a process that says nothing for as long as a collective may take is as lost as one that doesn't answer in
+// it. Not less than a few heartbeats, though.
+double silence_s(const Config& config);
+
 class RunHost {
  public:
   // Makes the run folder and starts the coordinator on `bind_address` (a number or an interface's name). Throws

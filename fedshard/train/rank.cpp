@@ -112,6 +112,7 @@ std::unique_ptr<control::CoordinatorClient> join_coordinator(const Process& proc
       .group = layout.group_of(rank),
       .version = versions().at("fedshard"),
       .config_digest = fmt::format("{}# {}\n", resolved_toml(process.config), layout.describe()),
+      .silence_s = silence_s(process.config),
       .on_abort = nullptr,
       // Time for the main thread to report by itself, where it is not stuck in a collective.
       .exit_on_abort_s = 1.0};

@@ -4,6 +4,7 @@ is full. Where the ranks are started by hand, as torchrun would, each speaks and
 import contextlib
 import json
 import subprocess
+import time
 
 import pytest
 
@@ -62,6 +63,17 @@ def test_others_learn_of_a_rank_killed_under_a_foreign_launcher(workplace, tmp_p
         if victim != 0:  # where rank 0 lives, it has asked the others before it speaks
             assert last_line(runs[0]).startswith(f"fedshard: rank {victim} fell silent; ")
     read_records(tmp_path / "run", may_be_cut=victim == 0)
+
+
+def test_others_learn_of_a_killed_coordinator(workplace, tmp_path, moments):
+    """Rank 0's process hosts it. The others need not be in a collective: mostly they wait for its word on a round."""
+    settings = [f"training.steps={ENDLESS}", "parallelism.groups=3", "federation.every=1", "comm.timeout_s=5"]
+    with ranks_by_hand(workplace, tmp_path, [(rank, 3, []) for rank in range(3)], settings) as runs:
+        runs[0].wait_for("round", 2)
+        time.sleep(moments.uniform(0, 0.5))
+        runs[0].process.kill()
+        for run in runs[1:]:
+            assert run.status(20) == 4, run.errors()
 
 
 def test_a_number_that_is_not_finite_ends_all_ranks_alike(workplace, tmp_path):

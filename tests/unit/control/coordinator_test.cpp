@@ -294,6 +294,35 @@ TEST(Coordinator, AClientsOwnDeadline) {
   expect_error<PeersLostError>([&] { client.propose(6, 10, false); }, "round 6: waiting for all ranks to propose");
 }
 
+TEST(Coordinator, AClientNoticesThatItsCoordinatorIsGone) {
+  Job run({1, 1});
+  auto coordinator = std::make_unique<Coordinator>(run.options({}, nullptr));
+  std::atomic<bool> told = false;
+  ClientOptions options = run.client(0);
+  options.endpoint = coordinator->endpoint();
+  options.silence_s = 0.5;
+  options.on_abort = [&](const Abort& abort) { told = abort.status == 4; };
+  CoordinatorClient client(options);
+  const auto proposed = std::async(std::launch::async, [&] {
+    expect_error<PeersLostError>([&] { client.propose(1, 10, false); }, "has not answered for 0.5 s");
+  });
+  coordinator.reset();
+  proposed.wait();
+  EXPECT_TRUE(told);
+}
+
+// Longer than its patience, but the coordinator is there.
+TEST(Coordinator, AClientWaitsForOthersAsLongAsItIsAnswered) {
+  Job run({1, 1});
+  ClientOptions options = run.client(0);
+  options.silence_s = 0.5;
+  CoordinatorClient client(options), other(run.client(1));
+  const auto proposed = std::async(std::launch::async, [&] { EXPECT_EQ(client.propose(1, 10, false).round, 1); });
+  std::this_thread::sleep_for(std::chrono::seconds(2));
+  other.propose(1, 10, false);
+  proposed.wait();
+}
+
 TEST(Coordinator, OtherConfigurationsAreRefused) {
   Job run({1, 1});
   CoordinatorClient first(run.client(0));

@@ -66,6 +66,7 @@ TEST(Messages, ComeBackAsTheyWere) {
   EXPECT_EQ(through(RankError{-1, -1, "why", 3}).message, "why");
   EXPECT_EQ(through(Goodbye{5}).status, 5);
   through(Welcome{});
+  through(Alive{});
   const auto plan = through(RoundPlan{5, 2, {0, 2}, {10, 20}, true});
   EXPECT_EQ(plan.participants, (std::vector<int>{0, 2}));
   EXPECT_EQ(plan.tokens, (std::vector<std::int64_t>{10, 20}));
