@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <mutex>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -170,7 +171,9 @@ Answer CoordinatorClient::Line::ask(const Message& question, double patience_s, 
   post(question);
   std::unique_lock lock(mutex_);
   const bool came = changed_.wait_until(lock, in_seconds(patience_s), [this] { return answer_ || abort_ || closing_; });
-  if (abort_) throw_abort(*abort_);
+  // What has been committed is so for all, even where the run has ended since.
+  const bool committed = std::is_same_v<Answer, Commit> && answer_;
+  if (abort_ && !committed) throw_abort(*abort_);
   if (!came) {
     fail<base::PeersLostError>("{}: the coordinator at {} did not answer within {:g} s ({})", who(), options_.endpoint,
                                patience_s, what);

@@ -7,6 +7,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <numeric>
 
 #include "fedshard/base/error.h"
 #include "fedshard/federation/parcels.h"
@@ -138,28 +139,36 @@ at::Tensor Exchange::mean_of(const shard::Arena& parameters, std::span<const dou
   return mean;
 }
 
-void Exchange::spread(const at::Tensor& slice, const shard::Arena& target, comm::Purpose purpose) {
+at::Tensor Exchange::room(at::ScalarType dtype) const {
+  return at::empty({std::accumulate(replica_numel_.begin(), replica_numel_.end(), std::int64_t{0})}, dtype);
+}
+
+at::Tensor Exchange::own(const at::Tensor& room) const {
+  const auto mine = replica_numel_.begin() + axes_.replica->index();
+  return room.narrow(0, std::accumulate(replica_numel_.begin(), mine, std::int64_t{0}), slice_numel_);
+}
+
+void Exchange::gather(const at::Tensor& room, comm::Purpose purpose) {
+  if (axes_.replica->size() > 1) axes_.replica->all_gather(room, replica_numel_, purpose)->wait();
+}
+
+void Exchange::write(const at::Tensor& room, const shard::Arena& target) const {
   const c10::NoGradGuard no_grad;
-  const int replica = axes_.replica->index();
-  std::int64_t total = 0, mine = 0;
-  for (int r = 0; r < static_cast<int>(replica_numel_.size()); ++r) {
-    if (r == replica) mine = total;
-    total += replica_numel_[r];
-  }
-  at::Tensor all = slice;
-  if (axes_.replica->size() > 1) {
-    all = at::empty({total}, slice.options());
-    all.narrow(0, mine, slice_numel_).copy_(slice);
-    axes_.replica->all_gather(all, replica_numel_, purpose)->wait();
-  }
   std::int64_t offset = 0;
   for (const auto& slices : replica_slices_) {
     for (int u = 0; u < static_cast<int>(slices.size()); ++u) {
       if (slices[u].size() == 0) continue;
-      target.slice(u, slices[u]).copy_(all.narrow(0, offset, slices[u].size()));
+      target.slice(u, slices[u]).copy_(room.narrow(0, offset, slices[u].size()));
       offset += slices[u].size();
     }
   }
+}
+
+void Exchange::spread(const at::Tensor& slice, const shard::Arena& target, comm::Purpose purpose) {
+  const at::Tensor all = axes_.replica->size() > 1 ? room(slice.scalar_type()) : slice;
+  own(all).copy_(slice);
+  gather(all, purpose);
+  write(all, target);
 }
 
 at::Tensor Exchange::slice_of(const shard::Arena& parameters) const {

@@ -43,8 +43,17 @@ class Exchange {
   // Collective over the federation axis. `parameters` is only read, and need hold this rank's slice alone.
   at::Tensor mean_of(const shard::Arena& parameters, std::span<const double> weights, comm::Purpose purpose);
 
-  // Writes a slice into `target` here and in the other replicas, and theirs into `target`. Collective over the replica
-  // axis.
+  // Room for all that the replicas' slices are together, replica after replica: of `dtype`, on the CPU. own(room): this
+  // rank's slice in it, a view. gather(room) fills in the other replicas', from the own slice of each. Collective over
+  // the replica axis.
+  at::Tensor room(at::ScalarType dtype) const;
+  at::Tensor own(const at::Tensor& room) const;
+  void gather(const at::Tensor& room, comm::Purpose purpose);
+  // Into the places of `target`; nobody else is asked.
+  void write(const at::Tensor& room, const shard::Arena& target) const;
+
+  // All of it: writes a slice into `target` here and in the other replicas, and theirs into `target`. Collective over
+  // the replica axis.
   void spread(const at::Tensor& slice, const shard::Arena& target, comm::Purpose purpose);
 
   // This rank's slice of `parameters`, packed as mean_of packs it: [slice_numel()] of their dtype on the CPU, a copy.
@@ -52,7 +61,7 @@ class Exchange {
 
   // Where its elements lie, for arenas of the same packing: on the CPU, without gaps.
   shard::ArenaMap slice_map(const shard::ArenaMap& map) const;
-  // The same for all that the replicas' slices are together: what spread() writes.
+  // The same for all that the replicas' slices are together: what write() writes.
   shard::ArenaMap shard_map(const shard::ArenaMap& map) const;
 
   // Squared norm of (this rank's slice of `parameters` - `slice`); over a group's ranks these add up to the squared

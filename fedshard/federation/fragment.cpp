@@ -7,6 +7,7 @@
 #include <cmath>
 #include <utility>
 
+#include "fedshard/base/error.h"
 #include "fedshard/shard/digest.h"
 
 namespace fedshard::federation {
@@ -79,9 +80,23 @@ ChangeSums Fragment::change_sums(const shard::Arena& parameters, const at::Tenso
   return keeps_anchor() ? outer_.change_sums(exchange_.slice_of(parameters), mean) : ChangeSums{};
 }
 
-at::Tensor Fragment::outer_step(const at::Tensor& mean) {
+at::Tensor Fragment::next_parameters(const at::Tensor& mean, std::int64_t round) {
+  const at::Tensor all = exchange_.room(dtype_), mine = exchange_.own(all);
+  outer_.next_parameters(mean, norm_, mine);
+  // What groups bring is sound, so only the step itself can have led there.
+  if (keeps_anchor() && !at::isfinite(mine).all().item<bool>()) {
+    base::fail<base::RunError>(
+        "round {}: the outer step leads to parameters that are not finite: lower [federation] outer_lr or set "
+        "outer_max_norm",
+        round);
+  }
+  exchange_.gather(all, comm::Purpose::aggregate);
+  return all;
+}
+
+void Fragment::commit(const at::Tensor& mean) {
   if (compressed_) compressed_->commit();
-  return outer_.step(mean, norm_, dtype_);
+  outer_.commit(mean, norm_, dtype_);
 }
 
 // The same on every rank of the world, to the bit: groups of other shapes would add up in another order.

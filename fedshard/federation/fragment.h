@@ -49,9 +49,12 @@ class Fragment {
   // Not numbers where no anchor is kept.
   ChangeSums change_sums(const shard::Arena& parameters, const at::Tensor& mean) const;
 
-  // After the commit: the new parameters of this rank's slice, in the parameters' dtype, from the last mean; not finite
-  // where the outer step leads there.
-  at::Tensor outer_step(const at::Tensor& mean);
+  // Where the outer step leads from the last mean, of all that the group's replicas hold together: what
+  // exchange().write() writes. Nothing is changed yet. Throws RunError where these are not finite numbers. Collective
+  // over the replica axis.
+  at::Tensor next_parameters(const at::Tensor& mean, std::int64_t round);
+  // After the commit: the state takes the same step.
+  void commit(const at::Tensor& mean);
 
  private:
   double pseudo_gradient_norm(const at::Tensor& mean);

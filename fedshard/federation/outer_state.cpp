@@ -4,12 +4,26 @@
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "fedshard/base/error.h"
 #include "fedshard/plan/outer.h"
 
 namespace fedshard::federation {
+namespace {
+
+// Small, so that copies of them cost no memory.
+std::vector<topology::Range> chunks_of(std::int64_t numel) {
+  constexpr std::int64_t kElements = 1 << 16;
+  std::vector<topology::Range> chunks;
+  for (std::int64_t begin = 0; begin < numel; begin += kElements) {
+    chunks.push_back({begin, std::min(begin + kElements, numel)});
+  }
+  return chunks;
+}
+
+}  // namespace
 
 OuterState::OuterState(const OuterOptions& options, bool asked_for_changes, shard::ArenaMap slice,
                        shard::StateRegistry& registry, const std::string& suffix)
@@ -76,17 +90,36 @@ at::Tensor OuterState::changed_by(const at::Tensor& change) const {
   return parameters;
 }
 
-at::Tensor OuterState::step(const at::Tensor& mean, double norm, at::ScalarType dtype) {
-  if (!keeps_anchor()) return mean.to(dtype);
-  base::require(has_anchor_, "the outer optimizer has no anchor yet");
-  const c10::NoGradGuard no_grad;
+// The new parameters of some elements of the slice; the moments take the step where it is kept. Elements are worked out
+// alone, so that the two passes have the same bits.
+at::Tensor OuterState::step(const at::Tensor& mean, double factor, topology::Range chunk, bool keep) const {
+  const auto of = [&](const at::Tensor& whole) { return whole.narrow(0, chunk.begin, chunk.size()); };
   std::vector<at::Tensor> moments;
-  for (const auto& arena : moments_) moments.push_back(arena->flat());
-  at::Tensor parameters = anchor_->flat();
-  outer_step(options_, parameters, mean.to(at::kFloat), moments, clip_factor(options_, norm));
-  const at::Tensor rounded = parameters.to(dtype, /*non_blocking=*/false, /*copy=*/true);
-  parameters.copy_(rounded);
-  return rounded;
+  for (const auto& arena : moments_) moments.push_back(keep ? of(arena->flat()) : of(arena->flat()).clone());
+  at::Tensor parameters = of(anchor_->flat()).clone();
+  outer_step(options_, parameters, of(mean).to(at::kFloat), moments, factor);
+  return parameters;
+}
+
+void OuterState::next_parameters(const at::Tensor& mean, double norm, const at::Tensor& parameters) const {
+  const c10::NoGradGuard no_grad;
+  if (!keeps_anchor()) {
+    parameters.copy_(mean);
+    return;
+  }
+  base::require(has_anchor_, "the outer optimizer has no anchor yet");
+  for (const topology::Range chunk : chunks_of(mean.numel())) {
+    parameters.narrow(0, chunk.begin, chunk.size()).copy_(step(mean, clip_factor(options_, norm), chunk, false));
+  }
+}
+
+void OuterState::commit(const at::Tensor& mean, double norm, at::ScalarType dtype) {
+  if (!keeps_anchor()) return;
+  const c10::NoGradGuard no_grad;
+  for (const topology::Range chunk : chunks_of(mean.numel())) {
+    const at::Tensor parameters = step(mean, clip_factor(options_, norm), chunk, true);
+    anchor_->flat().narrow(0, chunk.begin, chunk.size()).copy_(parameters.to(dtype));
+  }
 }
 
 }  // namespace fedshard::federation

@@ -48,11 +48,16 @@ class OuterState {
   at::Tensor change_of(const at::Tensor& parameters) const;
   at::Tensor changed_by(const at::Tensor& change) const;
 
-  // The new parameters, in `dtype`, from the groups' mean (a packed slice), which also become the anchor. `norm`: of
-  // the whole model's pseudo-gradient, the same on all ranks of the world; read where the options clip.
-  at::Tensor step(const at::Tensor& mean, double norm, at::ScalarType dtype);
+  // The outer step from the groups' mean (a packed slice). `norm`: of the whole model's pseudo-gradient, the same on
+  // all ranks of the world; read where the options clip. next_parameters: where it leads, rounded to the dtype of
+  // `parameters` (a packed slice); the state stays as it is. commit, with the same arguments and that dtype: the state
+  // takes the step, and its anchor is these parameters.
+  void next_parameters(const at::Tensor& mean, double norm, const at::Tensor& parameters) const;
+  void commit(const at::Tensor& mean, double norm, at::ScalarType dtype);
 
  private:
+  at::Tensor step(const at::Tensor& mean, double factor, topology::Range chunk, bool keep) const;
+
   OuterOptions options_;
   shard::ArenaMap slice_;
   std::unique_ptr<shard::Arena> anchor_;

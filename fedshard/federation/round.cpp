@@ -101,7 +101,6 @@ void Federation::begin_round(const RoundInput& input) {
   }
   if (!overlaps()) return;
   pending_->brought = fragment.copy_of_slice(engine_.parameters());
-  pending_->next = std::make_unique<shard::Arena>(fragment.shard_map(), engine_.parameters().dtype());
   pending_->work = background_->run([this, round = pending_.get()] { exchange(*round); });
   pending_->exposed = clock_.now() - begin;
 }
@@ -161,13 +160,18 @@ void Federation::exchange(Pending& round) {
   round.measures.drift_square = fragment.exchange().square_distance(parameters, mean);
   const ChangeSums changes = fragment.change_sums(parameters, mean);
   round.brought.reset();
+  at::Tensor next = fragment.next_parameters(mean, input.round);
 
   const control::Commit commit = coordinator_.ready(input.round, plan.epoch);
   base::require(commit.participants == plan.participants, "round {} was committed with other participants than planned",
                 input.round);
-  mean = outer_step(fragment, mean, input.round);
+  // What can fail is behind: from here on every rank that is alive comes to the new parameters.
+  fragment.commit(mean);
+  mean.reset();
+  if (overlaps()) round.next = std::make_unique<shard::Arena>(fragment.shard_map(), next.scalar_type());
   const shard::Arena& target = round.next ? *round.next : engine_.parameters();
-  fragment.exchange().spread(mean, target, comm::Purpose::aggregate);
+  fragment.exchange().write(next, target);
+  next.reset();
   round.digest = digest_of_group(fragment, target, round.group_local_digest);
   round.exchanged = clock_.now();
   round.measures.step = input.step;
@@ -201,19 +205,6 @@ std::vector<bool> Federation::judge(Pending& round, Fragment& fragment) {
   }
   base::log_error("round {} leaves out {}; it receives the average of the others", round.input.round, said);
   return left_out;
-}
-
-// The new parameters of this rank's slice.
-at::Tensor Federation::outer_step(Fragment& fragment, const at::Tensor& mean, std::int64_t round) {
-  const at::Tensor parameters = fragment.outer_step(mean);
-  // What groups bring is sound, so only the step itself can have led there.
-  if (fragment.keeps_anchor() && !at::isfinite(parameters).all().item<bool>()) {
-    base::fail<base::RunError>(
-        "round {}: the outer step leads to parameters that are not finite: lower [federation] outer_lr or set "
-        "outer_max_norm",
-        round);
-  }
-  return parameters;
 }
 
 // This rank's summand of its group's digest: the first replica's ranks count, the others must agree with them.

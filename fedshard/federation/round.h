@@ -1,9 +1,9 @@
 // A round: what the groups do together every K steps.
 //
-// In order: propose (the coordinator names participants and their tokens), guard, exchange out of place, ready, COMMIT
-// (the coordinator has named one list of participants for all shards), outer step, new parameters to every replica,
-// digest. Until the commit nothing is changed, so a round happens for everyone with the same participants, or not at
-// all.
+// In order: propose (the coordinator names participants and their tokens), guard, exchange, outer step and new
+// parameters to every replica, all out of place, ready, COMMIT (the coordinator has named one list of participants for
+// all shards), taking over the new parameters and outer state, digest. Until the commit nothing is changed, and after
+// it nobody needs anything from anybody, so a round happens for everyone with the same participants, or not at all.
 //
 // With a delay all of this runs beside training, on a thread and communicators of its own, from a copy of what the
 // parameters were; only begin_round (the copy) and finish_round (waiting, where it is not over yet, and taking over the
@@ -116,7 +116,6 @@ class Federation {
   bool overlaps() const { return background_ != nullptr; }
   void exchange(Pending& round);
   std::vector<bool> judge(Pending& round, Fragment& fragment);
-  at::Tensor outer_step(Fragment& fragment, const at::Tensor& mean, std::int64_t round);
   std::uint64_t digest_of_group(const Fragment& fragment, const shard::Arena& parameters, std::uint64_t group_local);
   void take_over(const Pending& round, double mix);
 

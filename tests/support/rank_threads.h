@@ -14,12 +14,14 @@
 namespace fedshard::testing_support {
 
 // Calls body(rank, axes, others) for every rank, each on a thread of its own, with two sets of axes; rethrows the first
-// exception. Returns the bytes that all ranks sent. wrap: what is to come between a rank and its messages.
+// exception. Returns the bytes that all ranks sent. wrap: what is to come between a rank and its messages. patience:
+// for each message.
 using BackendWrap = std::function<std::unique_ptr<comm::Backend>(int rank, std::unique_ptr<comm::Backend>)>;
 inline comm::Traffic on_ranks(const topology::Layout& layout,
                               const std::function<void(int, comm::Axes&, comm::Axes&)>& body,
-                              const BackendWrap& wrap = nullptr) {
-  comm::LoopbackWorld world(std::chrono::seconds(30));
+                              const BackendWrap& wrap = nullptr,
+                              std::chrono::milliseconds patience = std::chrono::seconds(30)) {
+  comm::LoopbackWorld world(patience);
   comm::TrafficCounter counter(comm::groups_by_rank(layout));
   std::mutex mutex;
   std::exception_ptr first;

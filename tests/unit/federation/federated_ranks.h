@@ -42,14 +42,20 @@ using RankBody = std::function<void(int rank, comm::Axes&, control::CoordinatorC
 // With a second set of axes, for what runs beside training.
 using OverlappingBody = std::function<void(int rank, comm::Axes&, comm::Axes&, control::CoordinatorClient&)>;
 
+struct Patience {
+  std::chrono::milliseconds message = std::chrono::seconds(30);
+  double heartbeat_s = 1, echo_s = control::Deadlines{}.echo;
+};
+
 // Calls `body` for every rank. One that throws reports its error and breaks the connections, as a process that dies.
 inline Aftermath on_federated_ranks(const topology::Layout& layout, const OverlappingBody& body,
-                                    const testing_support::BackendWrap& wrap = nullptr) {
+                                    const testing_support::BackendWrap& wrap = nullptr, const Patience& patience = {}) {
   Aftermath aftermath;
   aftermath.errors.resize(static_cast<std::size_t>(layout.world()));
   std::mutex mutex;
   control::CoordinatorOptions options;
   options.group_sizes = layout.sizes();
+  options.deadlines.echo = patience.echo_s;
   options.sink = [&](const nlohmann::json& line) {
     if (line["kind"] == "round") aftermath.rounds.push_back(line);
   };
@@ -62,6 +68,7 @@ inline Aftermath on_federated_ranks(const topology::Layout& layout, const Overla
           control::ClientOptions mine{coordinator.endpoint(), token};
           mine.rank = rank;
           mine.group = layout.group_of(rank);
+          mine.heartbeat_s = patience.heartbeat_s;
           control::CoordinatorClient client(std::move(mine));
           try {
             body(rank, axes, others, client);
@@ -73,7 +80,7 @@ inline Aftermath on_federated_ranks(const topology::Layout& layout, const Overla
             throw;
           }
         },
-        wrap);
+        wrap, patience.message);
   } catch (const base::Error&) {
     EXPECT_NE(aftermath.errors, std::vector<std::string>(aftermath.errors.size()));  // they are the test's to judge
   }
