@@ -260,10 +260,11 @@ std::int64_t MemoryTable::host_total() const {
 std::int64_t exchange_numel(const ModelPlan& plan, const topology::Layout& layout, int group, bool delayed) {
   const bool replicates = layout.group(group).replicas > 1;
   return most_of(plan, layout, group, {}, [&](const RoundParts& parts) {
-    // There and back: what others own of mine, and what I own of each other's. The result stays until it is spread.
+    // There and back: what others own of mine, and what I own of each other's. The result stays until the commit, and
+    // what it leads to is gathered beside it; with a delay that goes on to an arena of its own.
     const std::int64_t messages = 2 * (parts.slice - parts.owned + (layout.groups() - 1) * parts.owned);
-    const std::int64_t copy = delayed ? parts.slice : 0, next = delayed ? parts.shard : 0;
-    return parts.slice + next + std::max(copy + messages, replicates ? parts.shard : 0);
+    const std::int64_t copy = delayed ? parts.slice : 0, taken_over = delayed ? 2 * parts.shard : 0;
+    return std::max(parts.slice + std::max(copy + messages, replicates ? parts.shard : 0), taken_over);
   });
 }
 
@@ -282,9 +283,9 @@ std::int64_t compressed_exchange_bytes(const ModelPlan& plan, const topology::La
   return most_of(plan, layout, group, compression, [&](const RoundParts& parts) {
     const std::int64_t messages = 2 * (parts.encoded + (layout.groups() - 1) * parts.encoded_owned);
     const std::int64_t own = parts.encoded_owned + encoded_bytes(compression, parts.largest);
-    const std::int64_t beside = delayed ? parts.slice + parts.shard : 0;
-    const std::int64_t in_fp32 = beside + 4 * parts.slice + parts.owned + 3 * parts.largest;  // sums are in fp64
-    return messages + own + (in_fp32 + (replicates ? parts.shard : 0)) * kFp32;
+    const std::int64_t copy = delayed ? parts.slice : 0, taken_over = delayed ? 2 * parts.shard : 0;
+    const std::int64_t in_fp32 = copy + 4 * parts.slice + parts.owned + 3 * parts.largest;  // sums are in fp64
+    return std::max(messages + own + (in_fp32 + (replicates ? parts.shard : 0)) * kFp32, taken_over * kFp32);
   });
 }
 
