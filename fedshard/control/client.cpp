@@ -321,8 +321,9 @@ void CoordinatorClient::record(nlohmann::json line) {
   line_->post(Record{metrics::finite(std::move(line))});
 }
 
-RoundPlan CoordinatorClient::propose(std::int64_t round, std::int64_t tokens, bool wants_stop) {
-  return line_->ask<RoundPlan>(Proposal{round, line_->options().group, tokens, wants_stop}, line_->options().answer_s,
+RoundPlan CoordinatorClient::propose(std::int64_t round, std::int64_t steps, std::int64_t tokens, bool wants_stop) {
+  return line_->ask<RoundPlan>(Proposal{round, line_->options().group, tokens, wants_stop, steps},
+                               line_->options().answer_s,
                                fmt::format("round {}: waiting for all ranks to propose", round));
 }
 

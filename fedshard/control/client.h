@@ -58,7 +58,7 @@ class CoordinatorClient {
       nlohmann::json line);  // queues one line of metrics.jsonl: an object with `kind`; throws RunError otherwise
 
   // The three words of a round, each waits until all ranks have said the same.
-  RoundPlan propose(std::int64_t round, std::int64_t tokens, bool wants_stop);
+  RoundPlan propose(std::int64_t round, std::int64_t steps, std::int64_t tokens, bool wants_stop);
   Commit ready(std::int64_t round, std::int64_t epoch);
   DigestResult digest(std::int64_t round, std::uint64_t sum, const RoundMeasures& measures);
 

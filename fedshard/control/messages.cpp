@@ -118,10 +118,11 @@ void read(Record& m, const Fields& f) {
 }
 
 json fields_of(const Proposal& m) {
-  return {{"round", m.round}, {"group", m.group}, {"tokens", m.tokens}, {"wants_stop", m.wants_stop}};
+  return {
+      {"round", m.round}, {"group", m.group}, {"tokens", m.tokens}, {"wants_stop", m.wants_stop}, {"steps", m.steps}};
 }
 void read(Proposal& m, const Fields& f) {
-  m = {f.integer("round"), f.small("group"), f.integer("tokens"), f.flag("wants_stop")};
+  m = {f.integer("round"), f.small("group"), f.integer("tokens"), f.flag("wants_stop"), f.integer("steps")};
 }
 
 json fields_of(const Ready& m) { return {{"round", m.round}, {"epoch", m.epoch}}; }
@@ -177,13 +178,19 @@ json fields_of(const Alive&) { return json::object(); }
 void read(Alive&, const Fields&) {}
 
 json fields_of(const RoundPlan& m) {
-  return {
-      {"round", m.round}, {"epoch", m.epoch}, {"participants", m.participants}, {"tokens", m.tokens}, {"stop", m.stop}};
+  return {{"round", m.round},   {"epoch", m.epoch}, {"participants", m.participants},
+          {"tokens", m.tokens}, {"stop", m.stop},   {"steps", m.steps}};
 }
 void read(RoundPlan& m, const Fields& f) {
-  m = {f.integer("round"), f.integer("epoch"), f.integers<int>("participants"), f.integers<std::int64_t>("tokens"),
-       f.flag("stop")};
-  if (m.tokens.size() != m.participants.size()) throw Refused("'tokens' and 'participants' differ in length");
+  m = {f.integer("round"),
+       f.integer("epoch"),
+       f.integers<int>("participants"),
+       f.integers<std::int64_t>("tokens"),
+       f.flag("stop"),
+       f.integers<std::int64_t>("steps")};
+  if (m.tokens.size() != m.participants.size() || m.steps.size() != m.participants.size()) {
+    throw Refused("'tokens' or 'steps' and 'participants' differ in length");
+  }
 }
 
 json fields_of(const Commit& m) { return {{"round", m.round}, {"epoch", m.epoch}, {"participants", m.participants}}; }

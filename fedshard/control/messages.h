@@ -49,6 +49,7 @@ struct Proposal {  // "my group is ready for the exchange of this round"
   int group = 0;
   std::int64_t tokens = 0;  // of the group, since the last round; the same from all its ranks
   bool wants_stop = false;
+  std::int64_t steps = 0;  // of the group, since the last round; likewise
 };
 
 struct Ready {  // "I hold the whole result of the exchange and have changed nothing yet"
@@ -110,6 +111,7 @@ struct RoundPlan {  // all have proposed: exchange with these
   std::vector<int> participants;     // group ids, ascending
   std::vector<std::int64_t> tokens;  // by participant, since the last round
   bool stop = false;                 // some rank wants to stop: end after this round
+  std::vector<std::int64_t> steps;   // by participant, since the last round
 };
 
 struct Commit {  // all are ready: change the parameters

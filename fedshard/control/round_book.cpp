@@ -86,18 +86,23 @@ std::optional<RoundPlan> RoundBook::propose(int rank, const Proposal& proposal, 
     enter(Phase::proposing, now);
   }
   arrive(rank, Phase::proposing, proposal.round);
-  auto& tokens = proposed_[at(group)];
-  if (tokens && *tokens != proposal.tokens) {
-    fail<RunError>("round {}: {} counts {} tokens since the last round, other ranks of its group count {}",
-                   proposal.round, rank_name(rank, group), proposal.tokens, *tokens);
+  auto& of_group = proposed_[at(group)];
+  if (of_group && (of_group->tokens != proposal.tokens || of_group->steps != proposal.steps)) {
+    fail<RunError>(
+        "round {}: {} counts {} tokens in {} steps since the last round, other ranks of its group count {} in {}",
+        proposal.round, rank_name(rank, group), proposal.tokens, proposal.steps, of_group->tokens, of_group->steps);
   }
-  tokens = proposal.tokens;
+  of_group = proposal;
   plan_.stop = plan_.stop || proposal.wants_stop;
   if (!all_arrived()) return std::nullopt;
   plan_.participants.resize(at(membership_.groups()));
   std::iota(plan_.participants.begin(), plan_.participants.end(), 0);
   plan_.tokens.clear();
-  for (const auto& of_group : proposed_) plan_.tokens.push_back(of_group.value());
+  plan_.steps.clear();
+  for (const auto& theirs : proposed_) {
+    plan_.tokens.push_back(theirs.value().tokens);
+    plan_.steps.push_back(theirs->steps);
+  }
   enter(Phase::exchanging, now);
   return plan_;
 }
@@ -156,6 +161,7 @@ metrics::RoundRecord RoundBook::record() const {
   record.step = first.step;
   record.round = plan_.round;
   record.participants = plan_.participants;
+  record.steps = plan_.steps;
   record.weights = first.weights;
   record.left_out = first.left_out;
   record.fragment = first.fragment;

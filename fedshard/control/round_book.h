@@ -51,10 +51,10 @@ class RoundBook {
   Phase phase_ = Phase::between;
   double phase_start_ = 0;
   bool has_begun_ = false;
-  RoundPlan plan_;                                     // of the present or last round
-  std::vector<bool> arrived_;                          // by rank
-  std::vector<std::optional<std::int64_t>> proposed_;  // tokens by group
-  std::vector<Digest> digests_;                        // by rank
+  RoundPlan plan_;                                 // of the present or last round
+  std::vector<bool> arrived_;                      // by rank
+  std::vector<std::optional<Proposal>> proposed_;  // by group
+  std::vector<Digest> digests_;                    // by rank
 };
 
 }  // namespace fedshard::control

@@ -7,24 +7,6 @@
 namespace fedshard::cost {
 namespace {
 
-// One step of one group.
-void add_step(const plan::ModelPlan& plan, const topology::GroupShape& group, const plan::UpdateRules& rules,
-              const TrafficOptions& options, Bytes& bytes) {
-  const std::int64_t shards = group.shards, replicas = group.replicas;
-  const int micro_steps = options.schedule.micro_steps;
-  const int reductions = options.schedule.reduce_each_micro_step ? micro_steps : 1;
-  for (int u = 0; u < static_cast<int>(plan.units.size()); ++u) {
-    const std::int64_t shard_numel = plan.units[u].shard_numel(shards);
-    const std::int64_t moved = group.ranks * (shards - 1) * shard_numel;
-    const int gathers = gathers_of(plan, u, options.schedule.reshard_after_forward);
-    bytes.gather += micro_steps * gathers * moved * options.bytes_gather;
-    if (plan.units[u].frozen) continue;
-    bytes.reduce += reductions * moved * options.bytes_reduce;
-    bytes.replica += reductions * 2 * (replicas - 1) * shards * shard_numel * options.bytes_reduce;
-  }
-  bytes.gather += replicas * plan::update_bytes(plan, rules, shards);
-}
-
 // The exchange of all elements that train, with one group nothing. `encoded`: bytes of the model between groups.
 Bytes exchange_bytes(const topology::Layout& layout, std::int64_t model, std::int64_t encoded) {
   Bytes bytes;
@@ -76,10 +58,27 @@ int gathers_of(const plan::ModelPlan& plan, int unit, bool reshard_after_forward
   return 1;
 }
 
-Bytes step_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, const TrafficOptions& options) {
-  const plan::UpdateRules rules = plan::update_rules(plan, options.updates);
+Bytes group_step_bytes(const plan::ModelPlan& plan, const topology::GroupShape& group, const TrafficOptions& options) {
+  const std::int64_t shards = group.shards, replicas = group.replicas;
+  const int micro_steps = options.schedule.micro_steps;
+  const int reductions = options.schedule.reduce_each_micro_step ? micro_steps : 1;
   Bytes bytes;
-  for (const topology::GroupShape& group : layout.shapes()) add_step(plan, group, rules, options, bytes);
+  for (int u = 0; u < static_cast<int>(plan.units.size()); ++u) {
+    const std::int64_t shard_numel = plan.units[u].shard_numel(shards);
+    const std::int64_t moved = group.ranks * (shards - 1) * shard_numel;
+    const int gathers = gathers_of(plan, u, options.schedule.reshard_after_forward);
+    bytes.gather += micro_steps * gathers * moved * options.bytes_gather;
+    if (plan.units[u].frozen) continue;
+    bytes.reduce += reductions * moved * options.bytes_reduce;
+    bytes.replica += reductions * 2 * (replicas - 1) * shards * shard_numel * options.bytes_reduce;
+  }
+  bytes.gather += replicas * plan::update_bytes(plan, plan::update_rules(plan, options.updates), shards);
+  return bytes;
+}
+
+Bytes step_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, const TrafficOptions& options) {
+  Bytes bytes;
+  for (const topology::GroupShape& group : layout.shapes()) bytes += group_step_bytes(plan, group, options);
   return bytes;
 }
 

@@ -43,6 +43,9 @@ int gathers_of(const plan::ModelPlan& plan, int unit, bool reshard_after_forward
 // more, in fp32: S (F-1) ceil(N_u/F) 4, whatever the number of micro-steps. Throws what plan::update_rules throws.
 Bytes step_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, const TrafficOptions& options);
 
+// The same of one group alone.
+Bytes group_step_bytes(const plan::ModelPlan& plan, const topology::GroupShape& group, const TrafficOptions& options);
+
 // The aggregation at the end of a round: 2 (G-1) N b_a between groups, however they are cut into shards, and
 // N b_a inside each; N without frozen and group-local units. Compressed, between groups 2 (G-1) times the encoded
 // bytes of each part that a group owns: there is no closed form, since blocks end with their part, so the parts are

@@ -150,10 +150,11 @@ void Federation::exchange(Pending& round) {
   const RoundInput& input = round.input;
   Fragment& fragment = *fragments_[static_cast<std::size_t>(input.fragment)];
   const shard::Arena& parameters = round.brought ? *round.brought : engine_.parameters();
-  const control::RoundPlan plan = coordinator_.propose(input.round, input.tokens, input.wants_stop);
+  const control::RoundPlan plan = coordinator_.propose(input.round, input.steps, input.tokens, input.wants_stop);
   base::require(static_cast<int>(plan.participants.size()) == layout_.groups(),
                 "round {} has {} participants of {} groups", input.round, plan.participants.size(), layout_.groups());
   round.outcome.stop = plan.stop;
+  round.outcome.steps = plan.steps;
   const std::vector<bool> left_out = judge(round, fragment);
   round.outcome.weights = weights_of(options_.weights, plan.tokens, left_out);
   at::Tensor mean = fragment.mean_of(parameters, round.outcome.weights);
@@ -174,7 +175,8 @@ void Federation::exchange(Pending& round) {
   next.reset();
   round.digest = digest_of_group(fragment, target, round.group_local_digest);
   round.exchanged = clock_.now();
-  round.measures.step = input.step;
+  // All go on from the step of the group that made most.
+  round.measures.step = input.step - input.steps + *std::max_element(plan.steps.begin(), plan.steps.end());
   round.measures.fragment = input.fragment;
   round.measures.weights = round.outcome.weights;
   round.measures.left_out = round.outcome.left_out;

@@ -38,16 +38,18 @@ struct FederationOptions {
 
 struct RoundInput {
   std::int64_t round = 1;   // counted from 1
-  std::int64_t step = 0;    // updates done
-  std::int64_t tokens = 0;  // of this group, since the fragment's last round
+  std::int64_t step = 0;    // steps done
+  std::int64_t steps = 0;   // of this group, since the fragment's last round
+  std::int64_t tokens = 0;  // likewise
   bool wants_stop = false;  // this rank would like the run to end here
   int fragment = 0;
   comm::Traffic traffic = {};  // of this rank until now, but for what `RoundLinks::traffic` counts
 };
 
 struct RoundOutcome {
-  std::vector<double> weights;  // by group; 0 of those left out
-  std::vector<int> left_out;    // groups that the guard kept from the average, which they receive like the others
+  std::vector<double> weights;      // by group; 0 of those left out
+  std::vector<std::int64_t> steps;  // by group, since the fragment's last round
+  std::vector<int> left_out;        // groups that the guard kept from the average, which they receive like the others
   // Of the new parameters, equal in all groups; nothing where a delay leaves it to be compared beside training.
   std::optional<std::uint64_t> digest;
   double seconds = 0;          // from the begin to the new parameters, without training

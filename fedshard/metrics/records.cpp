@@ -45,6 +45,7 @@ void visit_fields(R& r, Visit&& visit) {
   visit("seconds", r.seconds);
   visit("exposed_seconds", r.exposed_seconds);
   visit("participants", r.participants);
+  visit("steps", r.steps);
   visit("weights", r.weights);
   visit("left_out", r.left_out);
   visit("drift", r.drift);

@@ -49,11 +49,12 @@ struct RoundRecord {
   std::int64_t round = 0;  // from 1
   int fragment = 0;        // of the model
   double seconds = 0;
-  double exposed_seconds = 0;     // of them, those in which nothing was computed
-  std::vector<int> participants;  // group ids
-  std::vector<double> weights;    // by participant
-  std::vector<int> left_out;      // participants whose contribution was not sound: they received the others' average
-  std::vector<double> drift;      // by participant: norm of the difference to the mean
+  double exposed_seconds = 0;       // of them, those in which nothing was computed
+  std::vector<int> participants;    // group ids
+  std::vector<std::int64_t> steps;  // by participant, since the last round (of the fragment)
+  std::vector<double> weights;      // by participant
+  std::vector<int> left_out;        // participants whose contribution was not sound: they received the others' average
+  std::vector<double> drift;        // by participant: norm of the difference to the mean
   // By participant, empty where no anchor is kept: of its change since the last round (the pseudo-gradient) the norm,
   // and the cosine to the mean one.
   std::vector<double> change_norm, cosine;

@@ -15,6 +15,7 @@
 #include "fedshard/plan/compression.h"
 #include "fedshard/plan/group_local.h"
 #include "fedshard/plan/outer.h"
+#include "fedshard/plan/pace.h"
 #include "fedshard/plan/rounds.h"
 #include "fedshard/plan/updates.h"
 #include "fedshard/topology/layout.h"
@@ -113,7 +114,7 @@ struct ParallelismConfig {
 };
 
 struct FederationConfig {
-  std::int64_t every = 8;       // K: steps of a round
+  plan::Pace every;             // how long a round is
   std::int64_t start_step = 0;  // the steps up to this one are synchronous over all groups; 0: none
   double prox_mu = 0;           // of FedProx's proximal term; 0: none
   GroupWeights weights = WeightsBy::tokens;
@@ -201,7 +202,7 @@ plan::ExchangePatterns exchange_patterns(const FederationConfig& config);
 // `world` ranks can be laid out. Returns that layout. Throws UsageError naming the keys or numbers.
 topology::Layout validate(const Config& config, int world);
 
-// When groups exchange what.
+// When groups exchange what, where they stay in step: otherwise K is plan::most_steps.
 plan::RoundOptions round_options(const FederationConfig& config);
 
 // `config` for --virtual-groups: with that many groups. Throws UsageError naming both numbers where [parallelism]

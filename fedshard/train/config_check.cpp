@@ -118,7 +118,12 @@ void check_schedule(const Config& config) {
 
 void check_rounds(const Config& config, const topology::Layout& layout) {
   const FederationConfig& f = config.federation;
+  if (f.start_step > config.training.steps) {
+    fail<UsageError>("[federation] start_step ({}) must not be more than [training] steps ({})", f.start_step,
+                     config.training.steps);
+  }
   try {
+    plan::check_pace(f.every, layout.groups(), config.training.steps - f.start_step, f.delay, f.fragments);
     plan::check_rounds(round_options(f));
     if (layout.groups() > 1) {
       const plan::ModelPlan trained = plan::freeze(plan::llama_plan(dims_of(config.model)), config.training.freeze);
@@ -131,10 +136,6 @@ void check_rounds(const Config& config, const topology::Layout& layout) {
     fail<UsageError>(
         "[federation] inner_state = \"reset\" needs rounds of the whole model at once: set delay = 0 and fragments = "
         "1");
-  }
-  if (f.start_step > config.training.steps) {
-    fail<UsageError>("[federation] start_step ({}) must not be more than [training] steps ({})", f.start_step,
-                     config.training.steps);
   }
   if (f.start_step > 0 && !(f.include.empty() && f.exclude.empty())) {
     fail<UsageError>(
@@ -237,7 +238,7 @@ plan::Compression compression_of(const FederationConfig& config) {
 }
 
 plan::RoundOptions round_options(const FederationConfig& config) {
-  return {config.every, static_cast<int>(config.fragments), config.delay, config.start_step};
+  return {plan::most_steps(config.every), static_cast<int>(config.fragments), config.delay, config.start_step};
 }
 
 plan::ExchangePatterns exchange_patterns(const FederationConfig& config) { return {config.include, config.exclude}; }
@@ -276,6 +277,12 @@ Config with_virtual_groups(Config config, int groups) {
     fail<UsageError>(
         "--virtual-groups runs several ranks in a process, and [comm] backend = \"nccl\" gives each a GPU "
         "of its own: choose another backend");
+  }
+  if (config.federation.every.by == plan::Pace::By::seconds && groups > 1) {
+    fail<UsageError>(
+        "--virtual-groups trains groups in turn, so what each gets done in a time says nothing of real ones, but "
+        "[federation] every is \"{}\": set it to steps or tokens",
+        plan::describe(config.federation.every));
   }
   return config;
 }

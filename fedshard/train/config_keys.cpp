@@ -251,7 +251,10 @@ void add_federation_and_comm(std::vector<Key>& keys) {
   using F = FederationConfig;
   using C = CommConfig;
   Adder<F>(keys, "federation", &Config::federation)
-      .key("every", &F::every, at_least(1), "K: steps between the averages over the groups.")
+      .key("every", &F::every, at_least(1),
+           "How long a round is, from average to average over the groups: K steps, a list by group (`[8, 4]`), steps "
+           "with so many tokens of a group (`\"250000 tokens\"`; also `k`, `M`, `G`), or time (`\"30s\"`, `m`, `h`). "
+           "Where groups make unlike numbers of steps, all go on from the most that one has made.")
       .key("start_step", &F::start_step, at_least(0),
            "A warm-up: in the steps up to this one all groups are trained as one, by the gradient of all their tokens, "
            "which is summed over the groups in every step. Rounds are counted from there. 0: none.")
@@ -320,8 +323,7 @@ void add_federation_and_comm(std::vector<Key>& keys) {
   Adder<C>(keys, "comm", &Config::comm)
       .key("backend", &C::backend, any,
            "What moves tensors between ranks: `gloo` between CPUs, `nccl` between GPUs, one a rank, which then compute "
-           "too "
-           "(only in a build with CUDA); `auto` takes Gloo.")
+           "too (only in a build with CUDA); `auto` takes Gloo.")
       .key("timeout_s", &C::timeout_s, between(0.1, 604800),
            "Seconds after which a collective without an answer ends the run.")
       .key("interface", &C::interface, any,

@@ -161,6 +161,23 @@ void read_value(const toml::node& node, const Place& place, const Range& range, 
   value = std::move(numbers);
 }
 
+void read_value(const toml::node& node, const Place& place, const Range& range, plan::Pace& value) {
+  constexpr std::string_view expected = "an integer, a list of integers, or a string such as \"30s\"";
+  if (node.is_string()) {
+    try {
+      value = plan::parse_pace(**node.as_string());
+    } catch (const UsageError& e) {
+      fail<UsageError>("{}: {}: {}", place.source, place.key, e.what());
+    }
+  } else if (node.is_array()) {
+    value = {.by = plan::Pace::By::group_steps};
+    for (const auto& item : *node.as_array()) value.by_group.push_back(integer_in(item, place, range, expected));
+    if (value.by_group.empty()) fail<UsageError>("{}: {} must not be an empty list", place.source, place.key);
+  } else {
+    value = plan::Pace::of_steps(integer_in(node, place, range, expected));
+  }
+}
+
 void read_value(const toml::node& node, const Place& place, const Range&, model::RopeScaling& value) {
   if (!node.is_table()) wrong_type(node, place, "a table such as { rope_type = \"llama3\", factor = 8.0, ... }");
   const auto& table = *node.as_table();
@@ -238,6 +255,11 @@ std::string write_value(const GroupWeights& value) {
   std::vector<std::string> written;
   for (const double item : std::get<std::vector<double>>(value)) written.push_back(write_value(item));
   return join_list(written);
+}
+
+std::string write_value(const plan::Pace& value) {
+  const bool as_text = value.by == plan::Pace::By::tokens || value.by == plan::Pace::By::seconds;
+  return as_text ? write_value(plan::describe(value)) : plan::describe(value);
 }
 
 std::string write_value(const model::RopeScaling& value) {

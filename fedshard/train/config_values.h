@@ -109,6 +109,7 @@ void read_value(const toml::node& node, const Place& place, const Range& range, 
 void read_value(const toml::node& node, const Place& place, const Range& range, std::vector<std::string>& value);
 void read_value(const toml::node& node, const Place& place, const Range& range, topology::NumberOrList& value);
 void read_value(const toml::node& node, const Place& place, const Range& range, GroupWeights& value);
+void read_value(const toml::node& node, const Place& place, const Range& range, plan::Pace& value);
 void read_value(const toml::node& node, const Place& place, const Range& range, model::RopeScaling& value);
 
 std::string write_value(bool value);
@@ -119,6 +120,7 @@ std::string write_value(const std::string& value);
 std::string write_value(const std::vector<std::string>& value);
 std::string write_value(const topology::NumberOrList& value);
 std::string write_value(const GroupWeights& value);
+std::string write_value(const plan::Pace& value);
 std::string write_value(const model::RopeScaling& value);
 
 inline std::string type_name(bool) { return "true or false"; }
@@ -129,6 +131,7 @@ inline std::string type_name(const std::string&) { return "string"; }
 inline std::string type_name(const std::vector<std::string>&) { return "string or list of strings"; }
 inline std::string type_name(const topology::NumberOrList&) { return "integer or list of integers"; }
 inline std::string type_name(const GroupWeights&) { return "string or list of floats"; }
+inline std::string type_name(const plan::Pace&) { return "integer, list of integers, or string"; }
 inline std::string type_name(const model::RopeScaling&) { return "inline table"; }
 
 // An enum's value by its name among `names`; refuses others, listing all.

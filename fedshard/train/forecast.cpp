@@ -50,6 +50,23 @@ std::int64_t exchange_bytes(const Config& config, const plan::ModelPlan& plan, c
   return most;
 }
 
+// Of all steps of all groups, without what the warm-up sends beside them. Nothing where only the run will show how many
+// each group makes.
+std::optional<cost::Bytes> bytes_of_steps(const Config& config, const plan::ModelPlan& plan,
+                                          const topology::Layout& layout, const cost::TrafficOptions& options) {
+  const plan::Pace& pace = config.federation.every;
+  const std::int64_t steps = config.training.steps, start = config.federation.start_step;
+  if (layout.groups() == 1 || pace.is_even()) return cost::step_bytes(plan, layout, options) * steps;
+  if (pace.by != plan::Pace::By::group_steps) return std::nullopt;
+  const std::int64_t rounds = (steps - start) / plan::most_steps(pace);
+  cost::Bytes bytes;
+  for (int group = 0; group < layout.groups(); ++group) {
+    const std::int64_t own = start + rounds * pace.by_group[static_cast<std::size_t>(group)];
+    bytes += cost::group_step_bytes(plan, layout.group(group), options) * own;
+  }
+  return bytes;
+}
+
 // At the ends of all rounds of a run, of which the last may lack some fragments.
 cost::Bytes bytes_of_rounds(const Config& config, const plan::ModelPlan& plan, const topology::Layout& layout,
                             const cost::TrafficOptions& options) {
@@ -112,17 +129,22 @@ std::string forecast_traffic(const Config& config, const topology::Layout& layou
   const cost::Bytes round = cost::round_bytes(plan, layout, options);
   const bool federated = layout.groups() > 1;
   const std::int64_t steps = config.training.steps, start = config.federation.start_step;
-  cost::Bytes all = step * steps;
+  std::optional<cost::Bytes> all = bytes_of_steps(config, plan, layout, options);
   std::string text = traffic_line("a step", step, layout.world());
   if (federated && start > 0) {
     text += traffic_line("a step of the warm-up", step + sum, layout.world());
-    all += sum * start + cost::warm_up_end_bytes(plan, layout, options);
+    if (all) *all += sum * start + cost::warm_up_end_bytes(plan, layout, options);
   }
   if (federated) {
     text += traffic_line("the end of a round", round, layout.world());
-    all += bytes_of_rounds(config, plan, layout, options);
+    if (all) *all += bytes_of_rounds(config, plan, layout, options);
   }
-  text += traffic_line(fmt::format("{} steps", steps).c_str(), all, layout.world());
+  if (all) {
+    text += traffic_line(fmt::format("{} steps", steps).c_str(), *all, layout.world());
+  } else {
+    text += fmt::format("Rounds of {}: how many there are, and how many steps each group makes, only the run shows\n",
+                        plan::describe(config.federation.every));
+  }
   if (!config.data.eval.empty()) {
     text += traffic_line("a batch of evaluation", cost::forward_bytes(plan, layout, options), layout.world());
     if (federated) {  // between rounds: parameters as they are, whatever a round does

@@ -59,6 +59,8 @@ RunHost::RunHost(const Config& config, const topology::Layout& layout, const std
   options.group_sizes = layout.sizes();
   options.bind_address = bind_address;
   options.deadlines.silence = silence_s(config);
+  // A group may have made its last step when the time of a round has just begun, and waits for the others.
+  options.deadlines.round += config.federation.every.seconds;
   options.sink = [records = records_.get()](const nlohmann::json& line) { records->write(line); };
   run_token_ = options.token.format();
   coordinator_ = std::make_unique<control::Coordinator>(std::move(options));

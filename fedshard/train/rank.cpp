@@ -116,6 +116,7 @@ std::unique_ptr<control::CoordinatorClient> join_coordinator(const Process& proc
       .on_abort = nullptr,
       // Time for the main thread to report by itself, where it is not stuck in a collective.
       .exit_on_abort_s = 1.0};
+  options.answer_s += process.config.federation.every.seconds;  // as the coordinator's deadline for a round
   return std::make_unique<control::CoordinatorClient>(std::move(options));
 }
 

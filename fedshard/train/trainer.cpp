@@ -21,11 +21,12 @@ Trainer::Trainer(const RankContext& context)
       optimizer_(optim::make_optimizer(optimizer_options(context.config), engine_, context.axes, registry_)),
       lr_schedule_(lr_schedule(context.config)),
       rounds_(round_options(context.config.federation)),
+      uneven_(context.layout.groups() > 1 && !context.config.federation.every.is_even()),
       federation_(context.layout, context.rank, federation_options(context.config), engine_, context.axes,
                   context.coordinator, registry_, {context.round_axes, &context.round_traffic}),
       loader_(context.inputs.train, static_cast<std::uint64_t>(context.config.training.seed),
               dealing_of(context.config, context.layout.world(), context.rank)),
-      tokens_at_(static_cast<std::size_t>(rounds_.fragments), 0) {
+      marks_(static_cast<std::size_t>(rounds_.fragments)) {
   load_weights();
   trace_operations();
 }
@@ -34,6 +35,7 @@ Trainer::~Trainer() = default;
 
 base::ExitStatus Trainer::run() {
   record_start();
+  marked_s_ = clock_.now();
   while (step_ < context_.config.training.steps && !stop_) {
     if (is_synchronous(step_ + 1)) {
       train_step();  // not in turn: it waits for the other groups
@@ -61,11 +63,12 @@ void Trainer::train_step() {
       batches, [&](int unit) { optimizer_->step(unit, updates_ + 1, lr); },
       together ? federation_.synchronous_step() : federation_.local_step());
   ++step_;
+  ++own_steps_;
   count(result);
   context_.coordinator.set_step(step_);
   record_step(result, lr);
   if (context_.layout.groups() == 1 || together) stop_ = time_is_up();
-  if (together) std::fill(tokens_at_.begin(), tokens_at_.end(), tokens_);  // none of them apart from other groups
+  if (together) mark_round();  // what all have done together leaves no group apart
   if (together && step_ == rounds_.start_step) federation_.end_warm_up();
 }
 
@@ -93,28 +96,61 @@ void Trainer::count(const shard::StepResult& result) {
 }
 
 // Every K steps all groups' models become one: their weighted mean, or where the outer optimizer goes from there. What
-// is begun here may be finished some steps later, and fragments of the model may take turns.
+// is begun here may be finished some steps later, and fragments of the model may take turns. Groups that make unlike
+// numbers of steps meet when each has done its part of the round.
 void Trainer::run_rounds() {
   if (context_.layout.groups() == 1) return;
-  for (const plan::Op& op : plan::round_operations(rounds_, step_)) {
-    op.kind == plan::OpKind::exchange ? begin_round(op.fragment) : finish_round();
+  if (!uneven_) {
+    for (const plan::Op& op : plan::round_operations(rounds_, step_)) {
+      op.kind == plan::OpKind::exchange ? begin_round(op.fragment) : finish_round();
+    }
+  } else if (round_is_over()) {
+    if (context_.turns != nullptr) context_.turns->meet(at_.group);
+    begin_round(0);
+    finish_round();
   }
 }
 
+bool Trainer::round_is_over() {
+  const plan::Pace& pace = context_.config.federation.every;
+  const Mark& last = marks_.front();
+  if (step_ == last.step) return false;  // in the warm-up
+  if (step_ == context_.config.training.steps) return true;
+  bool over =
+      plan::round_is_over(pace, at_.group, {step_ - last.step, tokens_ - last.tokens, clock_.now() - marked_s_});
+  if (pace.by != plan::Pace::By::seconds) return over;
+  // By this rank's clock, and others go differently: when one rank's time is up, the group's is.
+  const std::vector<double> mine{over || past_time_limit() ? 1.0 : 0.0};
+  for (const auto& theirs : context_.axes.group->collect(mine)) over = over || theirs[0] > 0;
+  return over;
+}
+
+void Trainer::mark_round() {
+  std::fill(marks_.begin(), marks_.end(), Mark{step_, tokens_});
+  marked_s_ = clock_.now();
+}
+
 void Trainer::begin_round(int fragment) {
-  std::int64_t& tokens_before = tokens_at_[static_cast<std::size_t>(fragment)];
+  Mark& last = marks_[static_cast<std::size_t>(fragment)];
   federation_.begin_round({.round = ++round_,
                            .step = step_,
-                           .tokens = tokens_ - tokens_before,
+                           .steps = step_ - last.step,
+                           .tokens = tokens_ - last.tokens,
                            .wants_stop = past_time_limit(),
                            .fragment = fragment,
                            .traffic = rounds_.delay > 0 ? context_.traffic.read() : comm::Traffic{}});
-  tokens_before = tokens_;
+  last = {step_, tokens_};
 }
 
 void Trainer::finish_round() {
   const federation::RoundOutcome outcome = federation_.finish_round();
   stop_ = outcome.stop;
+  if (uneven_) {
+    step_ += *std::max_element(outcome.steps.begin(), outcome.steps.end()) -
+             outcome.steps[static_cast<std::size_t>(at_.group)];
+    context_.coordinator.set_step(step_);
+    mark_round();
+  }
   // Moments of a group that was not sound would lead it astray again.
   const bool left_out = std::count(outcome.left_out.begin(), outcome.left_out.end(), at_.group) > 0;
   if (left_out || context_.config.federation.inner_state == InnerState::reset) {
@@ -125,7 +161,9 @@ void Trainer::finish_round() {
 
 bool Trainer::validation_is_due() const {
   const std::int64_t interval = context_.config.validation.interval;
-  return interval > 0 && step_ % interval == 0;
+  // Uneven rounds may step over a multiple.
+  return interval > 0 && groups_are_in_step() &&
+         step_ / interval > std::max<std::int64_t>(validated_step_, 0) / interval;
 }
 
 // Perplexity of the groups' mean, whatever the moment; training goes on as if it had not happened.
@@ -144,11 +182,13 @@ void Trainer::validate() {
     });
     return eval::sum_over_world(context_.axes, mine);
   };
-  const eval::EvalResult result =
-      context_.layout.groups() > 1
-          ? evaluate(federation_.mean_parameters(tokens_ - *std::min_element(tokens_at_.begin(), tokens_at_.end())))
-          : evaluate(engine_.parameters());
+  const auto oldest =
+      std::min_element(marks_.begin(), marks_.end(), [](const Mark& a, const Mark& b) { return a.tokens < b.tokens; });
+  const eval::EvalResult result = context_.layout.groups() > 1
+                                      ? evaluate(federation_.mean_parameters(tokens_ - oldest->tokens))
+                                      : evaluate(engine_.parameters());
   const double spent = clock_.now() - begin;
+  marked_s_ += spent;
   validation_s_ += spent;
   last_record_s_ += spent;
   if (context_.rank != 0) return;

@@ -58,6 +58,10 @@ class Trainer {
   bool is_synchronous(std::int64_t step) const;  // steps are counted from 1
   void count(const shard::StepResult& result);
   void run_rounds();
+  bool round_is_over();  // of uneven ones; as the ranks of the group have agreed
+  void mark_round();
+  // Uneven rounds: right after one, and in the warm-up.
+  bool groups_are_in_step() const { return !uneven_ || step_ == marks_.front().step; }
   void begin_round(int fragment);
   void finish_round();
   bool validation_is_due() const;
@@ -86,18 +90,24 @@ class Trainer {
   std::unique_ptr<optim::Optimizer> optimizer_;
   optim::LrSchedule lr_schedule_;
   plan::RoundOptions rounds_;
+  bool uneven_;  // groups may make unlike numbers of steps in a round
   federation::Federation federation_;
   data::Loader loader_;
 
-  std::int64_t step_ = 0;     // steps done
-  std::int64_t updates_ = 0;  // of the optimizer, since it began or was reset
-  std::int64_t skipped_ = 0;  // steps
+  std::int64_t step_ = 0;       // steps done; up to the last round those of the group that made most in each
+  std::int64_t own_steps_ = 0;  // by this group
+  std::int64_t updates_ = 0;    // of the optimizer, since it began or was reset
+  std::int64_t skipped_ = 0;    // steps
   int skipped_in_row_ = 0;
-  std::int64_t round_ = 0;               // rounds begun
-  std::int64_t tokens_ = 0;              // of this group, since the run began
-  std::vector<std::int64_t> tokens_at_;  // by fragment, those when its last round began
-  std::int64_t validated_step_ = -1;     // the step after which the last validation ran
-  bool stop_ = false;                    // at the time limit; all ranks of the group (with several: of the world) agree
+  std::int64_t round_ = 0;   // rounds begun
+  std::int64_t tokens_ = 0;  // of this group, since the run began
+  struct Mark {
+    std::int64_t step = 0, tokens = 0;
+  };
+  std::vector<Mark> marks_;           // by fragment, where its last round left this group
+  double marked_s_ = started_s_;      // when the last round ended
+  std::int64_t validated_step_ = -1;  // the step after which the last validation ran
+  bool stop_ = false;                 // at the time limit; all ranks of the group (with several: of the world) agree
 
   double validation_s_ = 0;  // spent on validation, which is no training
   double last_record_s_ = started_s_;

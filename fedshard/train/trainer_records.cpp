@@ -66,7 +66,7 @@ void Trainer::record_start() {
 void Trainer::record_step(const shard::StepResult& result, double lr) {
   if (!speaks_for_group()) return;
   const double now = clock_.now();
-  if (step_ % context_.config.metrics.interval != 0 && step_ != context_.config.training.steps) return;
+  if (own_steps_ % context_.config.metrics.interval != 0 && step_ != context_.config.training.steps) return;
   metrics::StepRecord record;
   record.step = step_;
   record.group = at_.group;

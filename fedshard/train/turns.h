@@ -1,8 +1,8 @@
 // Virtual groups: the ranks of several groups as threads of one process, of which one at a time trains.
 //
-// A strict round robin, and a meeting after it: run() returns when every member has had this turn. So nobody waits in a
+// A strict round robin of laps: run() returns when every member has had its turn of the lap. So nobody waits in a
 // message for a group that has still to compute, whose deadline that would eat, and what all groups do together finds
-// all of them there.
+// all of them there. A member that has less to do before it than others waits in meet().
 #pragma once
 #include <condition_variable>
 #include <cstdint>
@@ -18,25 +18,32 @@ class Turns {
   struct Closed {};
 
   // Members are 0 to members - 1, a thread each.
-  explicit Turns(int members) : turns_had_(members) {}
+  explicit Turns(int members) : waits_(static_cast<std::size_t>(members), false) {}
 
-  // Runs work() in this member's turn and waits for the others to have theirs. All members must make the same sequence
-  // of calls, in every process that they share, and `work` may wait for ranks of its own group only; then no order of
+  // Runs work() in this member's turn and waits for the others to have theirs, but for those in meet(). Between two
+  // meetings of all, a member must make the same calls in every process that it shares with others, and all members
+  // that make more calls than others meet them next; `work` may wait for ranks of its own group only. Then no order of
   // threads and processes deadlocks. What `work` throws is passed on and closes the turns.
   void run(int member, const std::function<void()>& work);
+
+  // Waits, without turns, until all members are here.
+  void meet(int member);
 
   // Nobody gets a turn any more: all who wait are woken.
   void close();
 
  private:
   void take(int member);
-  void pass(int member);
+  void pass();
+  void advance();
   void wait_until(std::unique_lock<std::mutex>& lock, const std::function<bool()>& condition);
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<std::int64_t> turns_had_;  // by member
-  std::int64_t turns_ = 0;               // of all members together; number n is member n % members's
+  std::vector<bool> waits_;  // by member: is in meet()
+  int next_ = 0;             // whose turn it is
+  std::int64_t laps_ = 0;
+  std::int64_t meetings_ = 0;
   bool closed_ = false;
 };
 

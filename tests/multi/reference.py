@@ -30,7 +30,7 @@ class Recipe:
     batch: int
     groups: int = 1
     shares: tuple = ()            # sequences of a step by group; empty: as many for each
-    every: int = 0                # steps between averages; 0: never
+    every: object = 0             # steps between averages; 0: never; a list: by group
     averaging: tuple = ()         # one weight a group; empty: the same for all
     group_local: tuple = ()       # patterns of parameters that are left out of the mean
     ranks: tuple = ()             # by group; each evaluates its ranks' part. Empty: one group, as all have one model
@@ -196,9 +196,16 @@ class Rounds:
         for fragment in range(self.recipe.fragments):
             begin = math.ceil((fragment + 1) * self.recipe.every / self.recipe.fragments)
             if (step - begin) % self.recipe.every == 0 and step >= begin:
-                self.under_way = fragment, step, mean_of(self.groups, self.averaging, self.recipe.group_local)
+                self.capture(fragment, step)
                 if self.recipe.delay == 0:
                     self.apply()
+
+    def capture(self, fragment, step):
+        self.under_way = fragment, step, mean_of(self.groups, self.averaging, self.recipe.group_local)
+
+    def average(self):
+        self.capture(0, 0)
+        self.apply()
 
     @torch.no_grad()
     def apply(self):
@@ -219,6 +226,22 @@ class Rounds:
                 group.anchor[n].copy_(anchors[n])
 
 
+def train_unevenly(recipe, groups, shares, sequences, order, rounds):
+    """Each group makes its own number of steps a round, on its own part of the batches in their order; then all go on
+    with the learning rate of the one that made most."""
+    offsets = [sum(shares[:group]) for group in range(len(shares))]
+    own = [0] * len(groups)
+    for _ in range(recipe.steps // max(recipe.every)):
+        for group, (member, steps) in enumerate(zip(groups, recipe.every)):
+            for _ in range(steps):
+                first = own[group] * recipe.batch + offsets[group]
+                member.step(sequences[order[first:first + shares[group]]])
+                own[group] += 1
+            for _ in range(max(recipe.every) - steps):
+                member.schedule.step()
+        rounds.average()
+
+
 def make_outer(recipe, parameters):
     if not recipe.nesterov:
         return None
@@ -236,7 +259,9 @@ def train(recipe):
     shares = recipe.shares or [recipe.batch // recipe.groups] * recipe.groups
     for group in groups:
         group.set_anchor()
-    for step in range(recipe.steps):
+    if not isinstance(recipe.every, int):
+        train_unevenly(recipe, groups, shares, sequences, order, rounds)
+    for step in range(recipe.steps if isinstance(recipe.every, int) else 0):
         first = step * recipe.batch
         batches = []
         for share in shares:

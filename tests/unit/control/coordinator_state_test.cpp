@@ -23,7 +23,7 @@ TEST(RoundBook, AsksEveryRankOfEveryGroup) {
       const int last = members.ranks() - 1;
       for (int rank = 0; rank <= last; ++rank) {
         const int group = members.group_of(rank);
-        const auto plan = book.propose(rank, {round, group, 100 * (group + 1), rank == 0 && round == 9}, 1);
+        const auto plan = book.propose(rank, {round, group, 100 * (group + 1), rank == 0 && round == 9, group + 2}, 1);
         ASSERT_EQ(plan.has_value(), rank == last);
         if (!plan) continue;
         EXPECT_EQ(plan->round, round);
@@ -47,6 +47,7 @@ TEST(RoundBook, AsksEveryRankOfEveryGroup) {
       const auto record = book.record();
       EXPECT_EQ(record.round, round);
       EXPECT_EQ(record.step, round * 4);
+      for (std::size_t g = 0; g < sizes.size(); ++g) EXPECT_EQ(record.steps[g], static_cast<std::int64_t>(g) + 2);
       EXPECT_EQ(record.seconds, 0.1 * last);
       EXPECT_EQ(record.exposed_seconds, 0.05 * last);
       EXPECT_EQ(record.digest, "000000000000004d");
@@ -88,6 +89,11 @@ TEST(RoundBook, RefusesContradictions) {
     expect_error<RunError>([&] { body(book); }, part);
   };
   refused([](RoundBook& book) { book.propose(1, {4, 0, 11, false}, 0); }, "rank 1 (group 0) counts 11 tokens");
+  refused(
+      [](RoundBook& book) {
+        book.propose(1, {4, 0, 10, false, 3}, 0);
+      },
+      "counts 10 tokens in 3 steps since the last round, other ranks of its group count 10 in 0");
   refused([](RoundBook& book) { book.propose(1, {5, 0, 10, false}, 0); }, "out of step");
   refused([](RoundBook& book) { book.propose(0, {4, 0, 10, false}, 0); }, "for round 4 a second time");
   refused(

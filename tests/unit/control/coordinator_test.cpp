@@ -90,10 +90,11 @@ void train(Job& run, int rank, int rounds) {
     client.set_step(round);
     client.begin_collective("gather");
     client.record({{"kind", "step"}, {"step", round}, {"group", group}});
-    const RoundPlan plan = client.propose(round, 10 * (group + 1), rank == 0 && round == rounds);
+    const RoundPlan plan = client.propose(round, group + 5, 10 * (group + 1), rank == 0 && round == rounds);
     EXPECT_EQ(plan.round, round);
     EXPECT_EQ(plan.tokens.size(), run.sizes.size());
     EXPECT_EQ(plan.tokens.back(), 10 * static_cast<std::int64_t>(run.sizes.size()));
+    EXPECT_EQ(plan.steps.back(), static_cast<std::int64_t>(run.sizes.size()) + 4);
     EXPECT_EQ(plan.stop, round == rounds);
     EXPECT_EQ(client.ready(round, plan.epoch).participants, plan.participants);
     const bool is_first = run.members.first_rank(group) == rank;
@@ -204,7 +205,7 @@ TEST(Coordinator, DifferentDigestsEndTheRun) {
   Job run({1, 2});
   run.as_ranks([&](int rank) {
     CoordinatorClient client(run.client(rank));
-    client.ready(1, client.propose(1, 10, false).epoch);
+    client.ready(1, client.propose(1, 5, 10, false).epoch);
     expect_error<RunError>([&] { client.digest(1, rank == 0 ? 5 : 4, {}); },
                            "the groups do not hold the same parameters");
     client.goodbye(1);
@@ -233,7 +234,7 @@ TEST(Coordinator, AnErrorReachesTheOthersAndWins) {
       expect_error<RunError>([&] { client.record({{"kind", "step"}}); }, "after its last word");
       return;
     }
-    expect_error<PeersLostError>([&] { client.propose(1, 10, false); }, "rank 1 (group 0) failed: the loss is NaN");
+    expect_error<PeersLostError>([&] { client.propose(1, 5, 10, false); }, "rank 1 (group 0) failed: the loss is NaN");
     EXPECT_EQ(client.aborted()->status, 4);
     expect_error<PeersLostError>([&] { client.throw_if_aborted(); }, "the loss is NaN");
     client.report_error("my peers are lost", 4);
@@ -260,7 +261,7 @@ TEST(Coordinator, ASilentRankIsFoundByTheClock) {
   }));
   EXPECT_FALSE(run.coordinator.status().aborted);
   auto waits = std::async(std::launch::async, [&] {
-    expect_error<PeersLostError>([&] { alive.propose(1, 10, false); }, "rank 1 sent nothing for 30 s");
+    expect_error<PeersLostError>([&] { alive.propose(1, 5, 10, false); }, "rank 1 sent nothing for 30 s");
   });
   clock.advance(2);
   waits.get();
@@ -273,7 +274,7 @@ TEST(Coordinator, ARankThatNeverJoinsIsNamed) {
   deadlines.join = 0.3;
   Job run({1, 1}, deadlines);
   CoordinatorClient client(run.client(0));
-  expect_error<PeersLostError>([&] { client.propose(1, 10, false); }, "rank 1 did not join within 0.3 s");
+  expect_error<PeersLostError>([&] { client.propose(1, 5, 10, false); }, "rank 1 did not join within 0.3 s");
 }
 
 TEST(Coordinator, ALateProposalIsNamed) {
@@ -282,7 +283,7 @@ TEST(Coordinator, ALateProposalIsNamed) {
   Job run({1, 1}, deadlines);
   CoordinatorClient late(run.client(1));
   CoordinatorClient client(run.client(0));
-  expect_error<PeersLostError>([&] { client.propose(1, 10, false); },
+  expect_error<PeersLostError>([&] { client.propose(1, 5, 10, false); },
                                "rank 1 did not propose for round 1 within 0.3 s");
 }
 
@@ -291,7 +292,7 @@ TEST(Coordinator, AClientsOwnDeadline) {
   ClientOptions options = run.client(0);
   options.answer_s = 0.2;
   CoordinatorClient client(options);
-  expect_error<PeersLostError>([&] { client.propose(6, 10, false); }, "round 6: waiting for all ranks to propose");
+  expect_error<PeersLostError>([&] { client.propose(6, 5, 10, false); }, "round 6: waiting for all ranks to propose");
 }
 
 TEST(Coordinator, AClientNoticesThatItsCoordinatorIsGone) {
@@ -329,7 +330,7 @@ TEST(Coordinator, OtherConfigurationsAreRefused) {
   ClientOptions options = run.client(1);
   options.config_digest = "d";
   expect_error<UsageError>([&] { CoordinatorClient second(options); }, "has another configuration than rank 0");
-  expect_error<UsageError>([&] { first.propose(1, 10, false); }, "has another configuration");
+  expect_error<UsageError>([&] { first.propose(1, 5, 10, false); }, "has another configuration");
 }
 
 TEST(Coordinator, ARecordThatCannotBeKeptEndsTheRun) {
@@ -342,7 +343,7 @@ TEST(Coordinator, ARecordThatCannotBeKeptEndsTheRun) {
   CoordinatorClient client(of_rank);
   client.record({{"kind", "step"}});
   EXPECT_TRUE(eventually([&] { return client.aborted().has_value(); }));
-  expect_error<RunError>([&] { client.propose(1, 10, false); }, "a record cannot be kept: metrics.jsonl: disk full");
+  expect_error<RunError>([&] { client.propose(1, 5, 10, false); }, "a record cannot be kept: metrics.jsonl: disk full");
   EXPECT_EQ(coordinator.status().first_error->rank, -1);
 }
 

@@ -60,17 +60,21 @@ TEST(Messages, ComeBackAsTheyWere) {
   EXPECT_EQ(hello.host + hello.version + hello.config_digest, "node1.0abc");
   EXPECT_EQ(through(Heartbeat{7, 99, "gather block.3"}).collective_name, "gather block.3");
   EXPECT_EQ(through(Record{{{"kind", "step"}, {"loss", 0.1}}}).line["loss"], 0.1);
-  EXPECT_TRUE(through(Proposal{5, 1, std::int64_t{1} << 60, true}).wants_stop);
-  EXPECT_EQ(through(Proposal{5, 1, std::int64_t{1} << 60, true}).tokens, std::int64_t{1} << 60);
+  const auto proposal = through(Proposal{5, 1, std::int64_t{1} << 60, true, 7});
+  EXPECT_TRUE(proposal.wants_stop);
+  EXPECT_EQ(proposal.tokens, std::int64_t{1} << 60);
+  EXPECT_EQ(proposal.steps, 7);
   EXPECT_EQ(through(Ready{5, 2}).epoch, 2);
   EXPECT_EQ(through(RankError{-1, -1, "why", 3}).message, "why");
   EXPECT_EQ(through(Goodbye{5}).status, 5);
   through(Welcome{});
   through(Alive{});
-  const auto plan = through(RoundPlan{5, 2, {0, 2}, {10, 20}, true});
+  const auto plan = through(RoundPlan{5, 2, {0, 2}, {10, 20}, true, {3, 1}});
   EXPECT_EQ(plan.participants, (std::vector<int>{0, 2}));
   EXPECT_EQ(plan.tokens, (std::vector<std::int64_t>{10, 20}));
   EXPECT_TRUE(plan.stop);
+  EXPECT_EQ(plan.steps, (std::vector<std::int64_t>{3, 1}));
+  EXPECT_THROW(through(RoundPlan{5, 2, {0, 2}, {10, 20}, true, {3}}), std::runtime_error);
   EXPECT_EQ(through(Commit{5, 2, {1}}).participants, std::vector<int>{1});
   EXPECT_EQ(through(Abort{"because", 1}).reason, "because");
 }
@@ -135,7 +139,8 @@ TEST(Messages, MalformedFramesAreNothing) {
   refused(R"({"v":1,"type":"record","line":[]})", "'line' is not an object");
   refused(R"({"v":1,"type":"record","line":{}})", "'kind' is missing");
   refused(R"({"v":1,"type":"commit","round":1,"epoch":0,"participants":3})", "'participants' is not a list");
-  refused(R"({"v":1,"type":"round_plan","round":1,"epoch":0,"participants":[0],"tokens":[],"stop":false})", "differ");
+  refused(R"({"v":1,"type":"round_plan","round":1,"epoch":0,"participants":[0],"tokens":[],"stop":false,"steps":[1]})",
+          "differ");
 }
 
 TEST(Messages, DeepNestingIsRefused) {

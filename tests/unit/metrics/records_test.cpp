@@ -19,8 +19,21 @@ std::vector<Record> one_of_each() {
   return {
       StartRecord{0, 0.5, "fl+fsdp", 4, {2, 2}, 2, 1, 474000, {{"parameters", 1 << 20}}, {{"torch", "2.13.0"}}},
       StepRecord{3, 1.25, 1, 5.5, 0.75, 1e-3, (std::int64_t{1} << 53) + 1, 1234.5},
-      RoundRecord{
-          8, 2.5, 1, 2, 0.1, 0.05, {0, 1}, {0.25, 0.75}, {1}, {1.5, 0.5}, {2, 3}, {0.5, -1}, 2000, "00ff00ff00ff00ff"},
+      RoundRecord{8,
+                  2.5,
+                  1,
+                  2,
+                  0.1,
+                  0.05,
+                  {0, 1},
+                  {4, 2},
+                  {0.25, 0.75},
+                  {1},
+                  {1.5, 0.5},
+                  {2, 3},
+                  {0.5, -1},
+                  2000,
+                  "00ff00ff00ff00ff"},
       EvalRecord{8, 3, 2.0, 7.389, 1000, EvalModel::mean, std::nullopt},
       EvalRecord{8, 3, 2.0, 7.389, 1000, EvalModel::group, 1},
       TrafficRecord{8, 3, 1, 2, 3, 4, 5, 6, 7, 8},
@@ -51,7 +64,7 @@ TEST(Records, HaveTheFieldsOfTheContract) {
             (Names{"grad_norm", "group", "kind", "loss", "lr", "step", "time_s", "tokens", "tokens_per_s"}));
   EXPECT_EQ(names(records[2]),
             (Names{"change_norm", "cosine", "digest", "drift", "exposed_seconds", "fragment", "kind", "left_out",
-                   "participants", "round", "seconds", "step", "time_s", "tokens_per_s", "weights"}));
+                   "participants", "round", "seconds", "step", "steps", "time_s", "tokens_per_s", "weights"}));
   EXPECT_EQ(names(records[3]), (Names{"kind", "loss", "model", "perplexity", "step", "time_s", "tokens"}));
   EXPECT_EQ(names(records[4]), (Names{"group", "kind", "loss", "model", "perplexity", "step", "time_s", "tokens"}));
   EXPECT_EQ(names(records[5]), (Names{"aggregate", "control", "gather", "inter_group", "intra_group", "kind", "reduce",
@@ -70,7 +83,7 @@ TEST(Records, NumbersThatAreNotFiniteBecomeNullAndAreNamed) {
   EXPECT_TRUE(std::isnan(back.loss));
   EXPECT_EQ(back.lr, 1e-3);
 
-  const json round = to_json(RoundRecord{8, 1, 1, 0, 0, 0, {0, 1}, {0.5, 0.5}, {}, {1.0, inf}, {}, {}, 1, ""});
+  const json round = to_json(RoundRecord{8, 1, 1, 0, 0, 0, {0, 1}, {}, {0.5, 0.5}, {}, {1.0, inf}, {}, {}, 1, ""});
   EXPECT_EQ(round["drift"], (json{1.0, nullptr}));
   EXPECT_EQ(round["nonfinite"], json::array({"drift"}));
 }

@@ -66,6 +66,47 @@ TEST(Federation, TheWarmUpEndsWithinTheRunAndStepsWholeGradients) {
   EXPECT_NE(refusal(start("1.5")).find("[federation] start_step"), std::string::npos);
 }
 
+TEST(Federation, ARoundIsStepsAListOfThemTokensOrTime) {
+  using By = plan::Pace::By;
+  const auto every = [](const std::string& text) { return smallest + "[federation]\nevery = " + text + "\n"; };
+  const std::string groups = "[parallelism]\ngroups = 2\n[training]\nsteps = 12\n";
+  EXPECT_EQ(load(smallest).federation.every, plan::Pace::of_steps(8));
+  for (const auto& [text, pace] :
+       std::vector<std::pair<std::string, plan::Pace>>{{"3", plan::Pace::of_steps(3)},
+                                                       {"[4, 2]", {.by = By::group_steps, .by_group = {4, 2}}},
+                                                       {"\"1M tokens\"", {.by = By::tokens, .count = 1'000'000}},
+                                                       {"\"0.1s\"", {.by = By::seconds, .seconds = 0.1}},
+                                                       {"\"10m\"", {.by = By::seconds, .seconds = 600}}}) {
+    const Config config = load(every(text) + groups);
+    EXPECT_EQ(config.federation.every, pace) << text;
+    EXPECT_EQ(load(resolved_toml(config)), config) << text;
+    EXPECT_EQ(validate(config, 2).groups(), 2) << text;
+  }
+  // Bare on the command line, too.
+  EXPECT_EQ(load(smallest, {"federation.every=30s"}).federation.every.seconds, 30);
+  EXPECT_EQ(load(smallest, {"federation.every=5 k tokens"}).federation.every.count, 5000);
+  EXPECT_EQ(load(smallest, {"federation.every=[1,2]"}).federation.every.by_group, (std::vector<std::int64_t>{1, 2}));
+  for (const char* bad : {"0", "-1", "1.5", "[0, 1]", "[]", "[1, 2.5]", "true", "\"\"", "\"8\"", "\"8 steps\""}) {
+    EXPECT_NE(refusal(every(bad)).find("[federation] every"), std::string::npos) << bad;
+  }
+  EXPECT_EQ(
+      refusal_to_run(every("[4, 2, 1]") + groups, 2),
+      "[federation] every has 3 numbers, but the number of groups is 2; give one for each, or one without brackets");
+  EXPECT_EQ(
+      refusal_to_run(every("[5, 2]") + groups, 2),
+      "[federation] every = [5, 2]: the 12 steps after the warm-up (all, without start_step) must be a multiple of "
+      "5, the most that a group makes in a round, so that the run ends with a round");
+  EXPECT_EQ(validate(load(every("[5, 2]") + "start_step = 2\n" + groups), 2).groups(), 2);
+  EXPECT_EQ(
+      refusal_to_run(every("\"9s\"") + "delay = 2\n" + groups, 2),
+      "[federation] every = 9s lets groups make unlike numbers of steps in a round, but delay = 2 counts on steps "
+      "that all groups share: set delay = 0, or every to one number of steps");
+  EXPECT_NE(refusal_to_run(every("[4, 2]") + "fragments = 2\n" + groups, 2).find("fragments = 2 counts on steps"),
+            std::string::npos);
+  // A list of equal numbers is one number.
+  EXPECT_EQ(validate(load(every("[5, 5]") + "delay = 2\nfragments = 2\n" + groups), 2).groups(), 2);
+}
+
 TEST(Federation, TheProximalTermHasAFactor) {
   const auto mu = [](const std::string& text) { return smallest + "[federation]\nprox_mu = " + text + "\n"; };
   EXPECT_EQ(load(smallest).federation.prox_mu, 0);

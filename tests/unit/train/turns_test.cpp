@@ -41,6 +41,31 @@ TEST(Turns, GoRoundOneAtATimeAndThenMeet) {
   }
 }
 
+// Members that have fewer turns before a meeting wait there, and the others go round without them.
+TEST(Turns, MembersMayHaveUnlikeNumbersOfThem) {
+  const std::vector<int> had{3, 1, 0, 2};
+  Turns turns(4);
+  std::vector<int> order;  // guarded by the turns alone
+  std::atomic<int> met{0}, met_early{0};
+  on_members(4, [&](int member) {
+    for (int meeting = 1; meeting <= kTurns; ++meeting) {
+      for (int turn = 0; turn < had[member]; ++turn) turns.run(member, [&] { order.push_back(member); });
+      ++met;
+      turns.meet(member);
+      met_early += met < 4 * meeting;
+    }
+    turns.run(member, [&] { order.push_back(10 + member); });
+  });
+  std::vector<int> expected;
+  for (int meeting = 0; meeting < kTurns; ++meeting) expected.insert(expected.end(), {0, 1, 3, 0, 3, 0});
+  expected.insert(expected.end(), {10, 11, 12, 13});
+  EXPECT_EQ(order, expected);
+  EXPECT_EQ(met_early, 0);
+  Turns alone(1);
+  alone.meet(0);
+  alone.run(0, [] {});
+}
+
 // Each group's ranks wait for one another in their turns, and all ranks of the world between them.
 TEST(Turns, OfSeveralProcessesDoNotDeadlock) {
   constexpr int kProcesses = 3, kGroups = 4;
@@ -57,7 +82,14 @@ TEST(Turns, OfSeveralProcessesDoNotDeadlock) {
         for (int i = 0; i < 3; ++i) groups[group]->arrive_and_wait();
         if (process == 0) collectives[group] += 3;
       });
-      if (turn % 5 == 0) world.arrive_and_wait();
+      if (turn % 5 != 0) continue;
+      if (turn % 10 == 0) {  // some have more to do before they all meet
+        for (int i = 0; i < group; ++i) {
+          turns[process]->run(group, [&] { groups[group]->arrive_and_wait(); });
+        }
+        turns[process]->meet(group);
+      }
+      world.arrive_and_wait();
     }
   });
   for (const int count : collectives) EXPECT_EQ(count, 3 * kTurns);
@@ -89,6 +121,7 @@ TEST(Turns, AnExceptionWakesTheOthers) {
 TEST(Turns, ClosingWakesWhoWaits) {
   Turns turns(2);
   std::jthread waits([&] { EXPECT_THROW(turns.run(0, [] {}), Turns::Closed); });  // for member 1, which never comes
+  std::jthread meets([&] { EXPECT_THROW(turns.meet(1), Turns::Closed); });
   turns.close();
   bool ran = false;
   EXPECT_THROW(turns.run(1, [&] { ran = true; }), Turns::Closed);

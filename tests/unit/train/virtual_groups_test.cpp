@@ -29,6 +29,11 @@ TEST(VirtualGroups, RefuseOtherGroups) {
             "--virtual-groups 2 makes 2 equal groups, but [parallelism] groups is [1, 3]");
   EXPECT_EQ(refuse(with_groups("[2, 2, 2]"), 2),
             "--virtual-groups 2 makes 2 equal groups, but [parallelism] groups is [2, 2, 2]");
+  const std::string by_time = smallest + "[federation]\nevery = \"90s\"\n";
+  EXPECT_EQ(refuse(by_time, 2),
+            "--virtual-groups trains groups in turn, so what each gets done in a time says nothing of real ones, but "
+            "[federation] every is \"90s\": set it to steps or tokens");
+  EXPECT_EQ(with_virtual_groups(load(by_time), 1), load(by_time));
   EXPECT_NE(refuse(smallest + "[comm]\nbackend = \"nccl\"\n", 2).find("choose another backend"), std::string::npos);
 }
 
