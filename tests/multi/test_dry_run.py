@@ -37,9 +37,10 @@ def test_a_large_model_on_512_ranks(program):
                                      ("federation.compress=int4", "parallelism.groups=[1,3]"),
                                      ("federation.compress=topk", "federation.block=64", "federation.top_k=3"),
                                      ("federation.start_step=2", "training.master_dtype=bf16"),
-                                     ("federation.start_step=2", "federation.compress=int8", "parallelism.groups=[1,3]")],
+                                     ("federation.start_step=2", "federation.compress=int8", "parallelism.groups=[1,3]"),
+                                     ("federation.every=[2,1]", "federation.start_step=2", "parallelism.groups=[1,3]")],
                          ids=["equal groups", "bf16 masters", "unequal groups", "int4", "topk", "a warm-up",
-                              "a warm-up before int8"])
+                              "a warm-up before int8", "a group that makes half the steps"])
 def test_what_is_predicted_is_what_is_sent(further, program):
     """The table's bytes of all steps are those that a run counts (its counters are exact; the table is rounded)."""
     overrides = ["training.steps=4", "lr_scheduler.warmup_steps=0", "parallelism.groups=2", "federation.every=2", *further]

@@ -113,20 +113,12 @@ def test_a_round_sends_what_it_does_otherwise(program):
         assert uneven.traffic()[purpose] == single.traffic()[purpose]
 
 
-def test_what_is_predicted_is_what_is_sent(program):
+def test_a_dry_run_does_not_guess_how_many_rounds_there_are(program):
     path, _ = program.config()
-    overrides = ("training.steps=6", "lr_scheduler.warmup_steps=0", "parallelism.groups=[1,3]", "federation.every=[4,1]",
-                 "federation.start_step=2")
-    said = re.search(r"# 6 steps +([\d.]+) KiB in groups .*?, ([\d.]+) KiB between groups",
-                     dry_run(program, path, 4, *overrides).stdout)
-    sent = program.train(4, overrides).of("traffic")[-2]
-    inside = sum(sent[purpose] for purpose in ("gather", "reduce", "replica"))
-    for number, measured in ((said[1], inside), (said[2], sent["aggregate"])):
-        assert float(number) * 1024 == pytest.approx(measured, rel=0.005)
-    for every in ("30s", "1M tokens"):
-        done = dry_run(program, path, 4, *overrides[:3], f"federation.every={every}")
-        assert done.returncode == 0 and "# 6 steps" not in done.stdout
-        assert re.search(r"# Rounds of (30s|1000000 tokens): how many there are,.* only the run shows", done.stdout)
+    for every, said in (("30s", "30s"), ("1M tokens", "1000000 tokens")):
+        done = dry_run(program, path, 4, "parallelism.groups=[1,3]", f"federation.every={every}")
+        assert done.returncode == 0 and "# the end of a round " in done.stdout and "# 20 steps" not in done.stdout
+        assert f"# Rounds of {said}: how many there are, " in done.stdout
 
 
 # groups, ranks of a group, tables
