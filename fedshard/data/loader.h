@@ -52,7 +52,8 @@ struct Dealing {
 // next ones.
 std::int64_t sequence_at(std::int64_t n, std::uint64_t seed, std::int64_t position);
 
-// One rank's walk along the stream. Its state is position(), equal on all ranks. Not safe for use by two threads.
+// One rank's walk along the stream. Its state is position(), equal on all ranks that have made as many steps; others
+// never meet, since the same dealing gives each rank parts of its own. Not safe for use by two threads.
 class Loader {
  public:
   Loader(std::shared_ptr<const TokenDataset> dataset, std::uint64_t seed, Dealing dealing, std::int64_t position = 0);

@@ -12,7 +12,8 @@
 
 namespace fedshard::metrics {
 
-// In every record, `step` counts the steps done, skipped ones too, and `time_s` the seconds since the run began, at the
+// In every record, `step` counts the steps done, skipped ones too (up to the last round, those of the group that made
+// most in each), and `time_s` the seconds since the run began, at the
 // end of what the record describes.
 
 using NumberOrList = std::variant<int, std::vector<int>>;

@@ -20,10 +20,10 @@ class Turns {
   // Members are 0 to members - 1, a thread each.
   explicit Turns(int members) : waits_(static_cast<std::size_t>(members), false) {}
 
-  // Runs work() in this member's turn and waits for the others to have theirs, but for those in meet(). Between two
-  // meetings of all, a member must make the same calls in every process that it shares with others, and all members
-  // that make more calls than others meet them next; `work` may wait for ranks of its own group only. Then no order of
-  // threads and processes deadlocks. What `work` throws is passed on and closes the turns.
+  // Runs work() in this member's turn and waits for the others to have theirs, but for those in meet(). A member must
+  // make the same calls of both in every process, members that have made unlike numbers of run() must meet before they
+  // do anything else together, and `work` may wait for ranks of its own group only; then no order of threads and
+  // processes deadlocks. What `work` throws is passed on and closes the turns.
   void run(int member, const std::function<void()>& work);
 
   // Waits, without turns, until all members are here.

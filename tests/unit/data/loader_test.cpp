@@ -255,6 +255,25 @@ TEST(Loader, AChangeOfTheDealingRepeatsAndSkipsNothing) {
   EXPECT_TRUE(std::equal(all.begin(), all.end(), reference.begin()));
 }
 
+TEST(Loader, RanksThatMakeUnlikeNumbersOfStepsNeverTakeTheSameSequence) {
+  const auto dataset = sequences(97);
+  const std::vector<int> steps{12, 3, 7};  // 12 of 8 sequences are less than an epoch
+  const Indices counts{3, 1, 4};
+  std::set<std::int64_t> taken;
+  std::int64_t offset = 0, all = 0;
+  for (std::size_t rank = 0; rank < counts.size(); ++rank) {
+    Loader loader(dataset, 5, {8, offset, counts[rank]});
+    for (int step = 0; step < steps[rank]; ++step) {
+      for (const std::int64_t index : loader.indices()) taken.insert(index);
+      Ids out(static_cast<std::size_t>(loader.ids_per_step()));
+      loader.next(out);
+    }
+    offset += counts[rank];
+    all += counts[rank] * steps[rank];
+  }
+  EXPECT_EQ(std::ssize(taken), all);
+}
+
 TEST(Loader, GoesOnFromASavedPosition) {
   const auto dataset = sequences(11);
   Loader straight(dataset, 5, {4, 1, 2});
