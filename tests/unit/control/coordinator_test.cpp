@@ -305,7 +305,7 @@ TEST(Coordinator, AClientNoticesThatItsCoordinatorIsGone) {
   options.on_abort = [&](const Abort& abort) { told = abort.status == 4; };
   CoordinatorClient client(options);
   const auto proposed = std::async(std::launch::async, [&] {
-    expect_error<PeersLostError>([&] { client.propose(1, 10, false); }, "has not answered for 0.5 s");
+    expect_error<PeersLostError>([&] { client.propose(1, 5, 10, false); }, "has not answered for 0.5 s");
   });
   coordinator.reset();
   proposed.wait();
@@ -318,9 +318,9 @@ TEST(Coordinator, AClientWaitsForOthersAsLongAsItIsAnswered) {
   ClientOptions options = run.client(0);
   options.silence_s = 0.5;
   CoordinatorClient client(options), other(run.client(1));
-  const auto proposed = std::async(std::launch::async, [&] { EXPECT_EQ(client.propose(1, 10, false).round, 1); });
+  const auto proposed = std::async(std::launch::async, [&] { EXPECT_EQ(client.propose(1, 5, 10, false).round, 1); });
   std::this_thread::sleep_for(std::chrono::seconds(2));
-  other.propose(1, 10, false);
+  other.propose(1, 5, 10, false);
   proposed.wait();
 }
 
