@@ -22,7 +22,7 @@ target_link_libraries(fedshard_engine INTERFACE fedshard::torch Threads::Threads
 # A public header includes only public ones, the standard library's, torch's and fmt's (tests/setup/test_library.py).
 set(fedshard_public_headers
     base/error.h
-    topology/layout.h topology/ranges.h
+    topology/layout.h topology/scheme.h topology/ranges.h
     model/activations.h model/dims.h
     plan/units.h plan/patterns.h plan/freeze.h plan/group_local.h plan/split.h plan/updates.h plan/llama_units.h
     plan/schedule.h plan/check_schedule.h plan/reductions.h plan/memory.h
@@ -32,7 +32,7 @@ set(fedshard_public_headers
     nn/unit_module.h nn/init.h nn/llama.h
     shard/arena.h shard/flat_buffer.h shard/unit.h shard/state.h shard/engine.h shard/digest.h
     optim/optimizer.h optim/lr_schedule.h
-    federation/exchange.h federation/weights.h federation/guard.h federation/outer.h federation/outer_state.h
+    federation/bucket_line.h federation/exchange.h federation/weights.h federation/guard.h federation/outer.h federation/outer_state.h
     federation/compress.h federation/compressed_exchange.h federation/proximal.h federation/synchronous.h)
 foreach(header ${fedshard_public_headers})
   get_filename_component(room "${header}" DIRECTORY)

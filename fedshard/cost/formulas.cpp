@@ -7,23 +7,33 @@
 namespace fedshard::cost {
 namespace {
 
-// The exchange of all elements that train, with one group nothing. `encoded`: bytes of the model between groups.
-Bytes exchange_bytes(const topology::Layout& layout, std::int64_t model, std::int64_t encoded) {
+// The exchange of all elements that train, with one group nothing. `sent`: bytes of the model between groups, as often
+// as it goes there (copies_of).
+Bytes exchange_bytes(const topology::Layout& layout, topology::Scheme scheme, std::int64_t model, std::int64_t sent) {
   Bytes bytes;
   if (layout.groups() == 1) return bytes;
-  bytes.aggregate_between = 2 * (layout.groups() - 1) * encoded;
+  bytes.aggregate_between = 2 * (layout.groups() - 1) * sent;
+  if (scheme == topology::Scheme::naive) return bytes;
   for (const topology::GroupShape& group : layout.shapes()) bytes.aggregate_inside += (group.replicas - 1) * model;
   return bytes;
 }
 
-// Of all parts of the model, each once.
-std::int64_t encoded_model_bytes(const plan::ModelPlan& plan, const topology::Layout& layout,
-                                 const plan::Compression& compression) {
+// How often a group's replicas bring the model.
+std::int64_t copies_of(const topology::Layout& layout, topology::Scheme scheme) {
+  return scheme == topology::Scheme::naive ? layout.group(0).replicas : 1;
+}
+
+Bytes plain_exchange_bytes(const topology::Layout& layout, topology::Scheme scheme, std::int64_t model) {
+  return exchange_bytes(layout, scheme, model, copies_of(layout, scheme) * model);
+}
+
+// Of all parts that are exchanged, each once.
+std::int64_t encoded_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, const TrafficOptions& options) {
   const std::vector<std::int64_t> unit_numel = plan.exchanged_numel_by_unit();
   std::int64_t bytes = 0;
   for (int rank = 0; rank < layout.world(); ++rank) {
-    for (const topology::ExchangePart& part : topology::exchange_parts(layout, unit_numel, rank)) {
-      if (part.owner == layout.group_of(rank)) bytes += plan::encoded_bytes(compression, part.range.size());
+    for (const topology::ExchangePart& part : topology::exchange_parts(layout, unit_numel, rank, options.exchange)) {
+      if (part.owner == layout.group_of(rank)) bytes += plan::encoded_bytes(options.compression, part.range.size());
     }
   }
   return bytes;
@@ -84,18 +94,18 @@ Bytes step_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, co
 
 Bytes round_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, const TrafficOptions& options) {
   const std::int64_t model = plan.exchanged_numel() * options.bytes_aggregate;
-  const bool is_compressed = options.compression.kind != plan::Compression::Kind::none;
-  return exchange_bytes(layout, model, is_compressed ? encoded_model_bytes(plan, layout, options.compression) : model);
+  const topology::Scheme scheme = options.exchange.scheme;
+  if (options.compression.kind == plan::Compression::Kind::none) return plain_exchange_bytes(layout, scheme, model);
+  return exchange_bytes(layout, scheme, model, encoded_bytes(plan, layout, options));
 }
 
-Bytes synchronous_bytes(const plan::ModelPlan& plan, const topology::Layout& layout) {
-  const std::int64_t gradients = plan.exchanged_numel() * 4;
-  return exchange_bytes(layout, gradients, gradients);
+Bytes synchronous_bytes(const plan::ModelPlan& plan, const topology::Layout& layout,
+                        const topology::ExchangeRules& rules) {
+  return plain_exchange_bytes(layout, rules.scheme, plan.exchanged_numel() * 4);
 }
 
 Bytes warm_up_end_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, const TrafficOptions& options) {
-  const std::int64_t model = plan.exchanged_numel() * options.bytes_aggregate;
-  return exchange_bytes(layout, model, model);
+  return plain_exchange_bytes(layout, options.exchange.scheme, plan.exchanged_numel() * options.bytes_aggregate);
 }
 
 Bytes forward_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, const TrafficOptions& options) {

@@ -9,6 +9,7 @@
 #include "fedshard/plan/schedule.h"
 #include "fedshard/plan/updates.h"
 #include "fedshard/topology/layout.h"
+#include "fedshard/topology/scheme.h"
 
 namespace fedshard::cost {
 
@@ -19,6 +20,7 @@ struct TrafficOptions {
   std::int64_t bytes_aggregate = 4;    // b_a: the master parameters'
   plan::UpdateOptions updates = {};    // Muon's gathers whole matrices
   plan::Compression compression = {};  // of what goes between groups in a round
+  topology::ExchangeRules exchange = {};
 };
 
 struct Bytes {
@@ -47,14 +49,16 @@ Bytes step_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, co
 Bytes group_step_bytes(const plan::ModelPlan& plan, const topology::GroupShape& group, const TrafficOptions& options);
 
 // The aggregation at the end of a round: 2 (G-1) N b_a between groups, however they are cut into shards, and
-// N b_a inside each; N without frozen and group-local units. Compressed, between groups 2 (G-1) times the encoded
+// N b_a inside each, with the schemes split and leader; R times the former and none of the latter with naive; N
+// without frozen and group-local units. Buckets change no figure. Compressed, between groups 2 (G-1) times the encoded
 // bytes of each part that a group owns: there is no closed form, since blocks end with their part, so the parts are
 // gone through.
 Bytes round_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, const TrafficOptions& options);
 
 // What a step of the synchronous warm-up sends beside step_bytes, to sum its fp32 gradients over the groups:
-// 2 (G-1) N 4 between groups and N 4 inside each; N without frozen units.
-Bytes synchronous_bytes(const plan::ModelPlan& plan, const topology::Layout& layout);
+// 2 (G-1) N 4 between groups and N 4 inside each, or as naive has it; N without frozen units.
+Bytes synchronous_bytes(const plan::ModelPlan& plan, const topology::Layout& layout,
+                        const topology::ExchangeRules& rules = {});
 
 // The end of the warm-up, when all groups take one's parameters: what a round sends that is not compressed.
 Bytes warm_up_end_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, const TrafficOptions& options);

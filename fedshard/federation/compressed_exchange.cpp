@@ -41,44 +41,38 @@ CompressedExchange::CompressedExchange(const plan::Compression& compression, con
   registry.add("residual_sent" + suffix, shard::Role::residuals, shard::Scope::group, *sent_);
   registry.add("residual_returned" + suffix, shard::Role::residuals, shard::Scope::rank, *returned_);
   std::int64_t owned = 0;
-  for (const Exchange::Part& part : exchange.parts()) {
-    const std::int64_t bytes = plan::encoded_bytes(compression_, part.range.size());
-    sizes_.push_back(bytes);
-    places_.emplace_back();
-    own_places_.push_back(own_bytes_);
-    returned_offsets_.push_back(owned);
-    const bool mine = part.owner == exchange.group();
-    if (mine) {
-      own_bytes_ += bytes;
-      owned += part.range.size();
-    }
-    for (const auto& [peer, place] : part.place) {
-      auto& size = mine ? from_peer_[peer] : to_owner_[peer];
-      places_.back()[peer] = size;
-      size += bytes;
+  for (const Exchange::Bucket& bucket : exchange.buckets()) {
+    BucketSizes& sizes = sizes_.emplace_back();
+    for (std::size_t p = bucket.first; p < bucket.end; ++p) {
+      const Exchange::Part& part = exchange.parts()[p];
+      const std::int64_t bytes = plan::encoded_bytes(compression_, part.range.size());
+      part_bytes_.push_back(bytes);
+      places_.emplace_back();
+      returned_offsets_.push_back(owned);
+      const bool mine = part.owner == exchange.group();
+      if (mine) owned += part.range.size();
+      for (const auto& [peer, place] : part.place) {
+        auto& size = mine ? sizes.from_peer[peer] : sizes.to_owner[peer];
+        places_.back()[peer] = size;
+        size += bytes;
+      }
     }
   }
 }
 
-std::span<std::uint8_t> CompressedExchange::bytes_of(const std::vector<comm::Parcel>& parcels, std::size_t part,
-                                                     int peer) const {
+std::span<std::uint8_t> CompressedExchange::bytes_of(const Parcels& parcels, std::size_t part, int peer) const {
   return {buffer_of(parcels, peer).mutable_data_ptr<std::uint8_t>() + places_[part].at(peer),
-          static_cast<std::size_t>(sizes_[part])};
+          static_cast<std::size_t>(part_bytes_[part])};
 }
 
-// Fills the parcels for the owners; returns the bytes of the parts that this rank's group owns. `counts`: whether the
-// group weighs something.
-std::vector<std::uint8_t> CompressedExchange::encode_mine(const at::Tensor& change, bool counts,
-                                                          const std::vector<comm::Parcel>& mine) {
-  std::vector<std::uint8_t> own(static_cast<std::size_t>(own_bytes_));
-  next_sent_ = sent_->flat().clone();
-  for (std::size_t p = 0; p < exchange_.parts().size(); ++p) {
+// Fills the parcels for the owners. `counts`: whether the group weighs something.
+void CompressedExchange::encode_mine(const at::Tensor& change, bool counts, const Exchange::Bucket& bucket,
+                                     const Parcels& to_owners) {
+  for (std::size_t p = bucket.first; p < bucket.end; ++p) {
     const Exchange::Part& part = exchange_.parts()[p];
+    if (part.owner == exchange_.group()) continue;
     const std::int64_t size = part.range.size();
-    const std::span<std::uint8_t> bytes =
-        part.owner == exchange_.group()
-            ? std::span(own).subspan(static_cast<std::size_t>(own_places_[p]), static_cast<std::size_t>(sizes_[p]))
-            : bytes_of(mine, p, part.peers[static_cast<std::size_t>(part.owner)]);
+    const std::span<std::uint8_t> bytes = bytes_of(to_owners, p, part.peers[static_cast<std::size_t>(part.owner)]);
     const std::span<const float> values = floats_of(change, part.offset, size);
     if (counts) {
       encode_with_feedback(compression_, values, floats_of(sent_->flat(), part.offset, size), bytes,
@@ -87,29 +81,32 @@ std::vector<std::uint8_t> CompressedExchange::encode_mine(const at::Tensor& chan
       encode(compression_, values, bytes);
     }
   }
-  return own;
 }
 
-void CompressedExchange::sum_owned(const std::vector<std::uint8_t>& own, const std::vector<comm::Parcel>& theirs,
-                                   std::span<const double> weights, const std::vector<comm::Parcel>& results,
-                                   const at::Tensor& mean) {
-  next_returned_ = at::empty_like(returned_->flat());
+// Sums the parts that this rank's group owns, its own values among them, and leaves the encoded sums in the parcels.
+void CompressedExchange::sum_owned(const at::Tensor& change, std::span<const double> weights,
+                                   const Exchange::Bucket& bucket, const Parcels& of_peers, const at::Tensor& mean) {
   std::vector<double> sums;
   std::vector<float> values;
   std::vector<std::uint8_t> encoded;
-  for (std::size_t p = 0; p < exchange_.parts().size(); ++p) {
+  for (std::size_t p = bucket.first; p < bucket.end; ++p) {
     const Exchange::Part& part = exchange_.parts()[p];
     if (part.owner != exchange_.group()) continue;
     const std::int64_t size = part.range.size();
     sums.assign(static_cast<std::size_t>(size), 0.0);
     values.resize(sums.size());
-    encoded.resize(static_cast<std::size_t>(sizes_[p]));
+    encoded.resize(static_cast<std::size_t>(part_bytes_[p]));
     for (std::size_t group = 0; group < part.peers.size(); ++group) {
       if (weights[group] == 0) continue;  // 0 times what is not finite is not 0
       const bool is_own = static_cast<int>(group) == exchange_.group();
+      if (is_own) {
+        encode_with_feedback(compression_, floats_of(change, part.offset, size),
+                             floats_of(sent_->flat(), part.offset, size), encoded,
+                             floats_of(next_sent_, part.offset, size));
+      }
       decode(compression_,
-             is_own ? std::span(own).subspan(static_cast<std::size_t>(own_places_[p]), encoded.size())
-                    : std::span<const std::uint8_t>(bytes_of(theirs, p, part.peers[group])),
+             is_own ? std::span<const std::uint8_t>(encoded)
+                    : std::span<const std::uint8_t>(bytes_of(of_peers, p, part.peers[group])),
              values);
       for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += weights[group] * static_cast<double>(values[i]);
     }
@@ -118,7 +115,7 @@ void CompressedExchange::sum_owned(const std::vector<std::uint8_t>& own, const s
                          floats_of(next_returned_, returned_offsets_[p], size));
     decode(compression_, encoded, floats_of(mean, part.offset, size));
     for (const auto& [peer, place] : places_[p]) {
-      std::copy(encoded.begin(), encoded.end(), bytes_of(results, p, peer).begin());
+      std::copy(encoded.begin(), encoded.end(), bytes_of(of_peers, p, peer).begin());
     }
   }
 }
@@ -129,20 +126,24 @@ at::Tensor CompressedExchange::mean_of(const at::Tensor& change, std::span<const
                 "{} elements to be exchanged, and not {} in fp32", change.numel(), exchange_.slice_numel());
   const c10::NoGradGuard no_grad;
   const at::Tensor mean = at::empty_like(change);
-  const std::vector<comm::Parcel> mine = parcels_of(to_owner_, at::kByte), theirs = parcels_of(from_peer_, at::kByte);
+  next_sent_ = sent_->flat().clone();
+  next_returned_ = at::empty_like(returned_->flat());
   const bool counts = weights[static_cast<std::size_t>(exchange_.group())] != 0;
-  const std::vector<std::uint8_t> own = encode_mine(change, counts, mine);
-  axes_.federation->exchange(mine, theirs, purpose)->wait();
-  const std::vector<comm::Parcel> results = parcels_of(from_peer_, at::kByte),
-                                  returned = parcels_of(to_owner_, at::kByte);
-  sum_owned(own, theirs, weights, results, mean);
-  axes_.federation->exchange(results, returned, purpose)->wait();
-  for (std::size_t p = 0; p < exchange_.parts().size(); ++p) {
-    const Exchange::Part& part = exchange_.parts()[p];
-    if (part.owner == exchange_.group()) continue;
-    decode(compression_, bytes_of(returned, p, part.peers[static_cast<std::size_t>(part.owner)]),
-           floats_of(mean, part.offset, part.range.size()));
-  }
+  const auto take = [&](std::size_t b, const Parcels& returned) {
+    for (std::size_t p = exchange_.buckets()[b].first; p < exchange_.buckets()[b].end; ++p) {
+      const Exchange::Part& part = exchange_.parts()[p];
+      if (part.owner == exchange_.group()) continue;
+      decode(compression_, bytes_of(returned, p, part.peers[static_cast<std::size_t>(part.owner)]),
+             floats_of(mean, part.offset, part.range.size()));
+    }
+  };
+  exchange_buckets(
+      *axes_.federation, sizes_, at::kByte, exchange_.rules().concurrency, purpose,
+      {.pack = [&](std::size_t b,
+                   const Parcels& to_owners) { encode_mine(change, counts, exchange_.buckets()[b], to_owners); },
+       .sum = [&](std::size_t b,
+                  const Parcels& of_peers) { sum_owned(change, weights, exchange_.buckets()[b], of_peers, mean); },
+       .take = take});
   return mean;
 }
 

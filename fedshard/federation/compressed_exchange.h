@@ -40,23 +40,22 @@ class CompressedExchange {
   void commit();
 
  private:
-  std::span<std::uint8_t> bytes_of(const std::vector<comm::Parcel>& parcels, std::size_t part, int peer) const;
-  std::vector<std::uint8_t> encode_mine(const at::Tensor& change, bool counts, const std::vector<comm::Parcel>& mine);
-  void sum_owned(const std::vector<std::uint8_t>& own, const std::vector<comm::Parcel>& theirs,
-                 std::span<const double> weights, const std::vector<comm::Parcel>& results, const at::Tensor& mean);
+  using Parcels = std::vector<comm::Parcel>;
+  std::span<std::uint8_t> bytes_of(const Parcels& parcels, std::size_t part, int peer) const;
+  void encode_mine(const at::Tensor& change, bool counts, const Exchange::Bucket& bucket, const Parcels& to_owners);
+  void sum_owned(const at::Tensor& change, std::span<const double> weights, const Exchange::Bucket& bucket,
+                 const Parcels& of_peers, const at::Tensor& mean);
 
   plan::Compression compression_;
   const Exchange& exchange_;
   comm::Axes& axes_;
   shard::ArenaMap slice_, owned_;
-  std::unique_ptr<shard::Arena> sent_, returned_;     // the residuals
-  at::Tensor next_sent_, next_returned_;              // ... after commit()
-  std::vector<std::int64_t> sizes_;                   // encoded bytes of each part
-  std::vector<std::int64_t> own_places_;              // of each owned part, in the rank's own bytes
-  std::vector<std::int64_t> returned_offsets_;        // of each owned part, in elements of returned_
-  std::vector<std::map<int, std::int64_t>> places_;   // of each part in the message to or from a peer, in bytes
-  std::map<int, std::int64_t> to_owner_, from_peer_;  // bytes
-  std::int64_t own_bytes_ = 0;
+  std::unique_ptr<shard::Arena> sent_, returned_;    // the residuals
+  at::Tensor next_sent_, next_returned_;             // ... after commit()
+  std::vector<std::int64_t> part_bytes_;             // encoded, of each part
+  std::vector<std::int64_t> returned_offsets_;       // of each owned part, in elements of returned_
+  std::vector<std::map<int, std::int64_t>> places_;  // of each part in its bucket's message to or from a peer, in bytes
+  std::vector<BucketSizes> sizes_;                   // of the buckets' messages, in bytes
 };
 
 }  // namespace fedshard::federation

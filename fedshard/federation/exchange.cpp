@@ -15,6 +15,8 @@
 namespace fedshard::federation {
 namespace {
 
+constexpr std::int64_t kLinkNumel = 1 << 18;  // elements that a leader's chain of replicas passes on at once
+
 int index_of(const comm::Members& members, int rank) {
   const auto place = std::find(members.ranks.begin(), members.ranks.end(), rank);
   base::require(place != members.ranks.end(), "rank {} is not on the {}", rank, members.name);
@@ -58,16 +60,23 @@ void weigh(std::span<const at::Tensor> values, std::span<const double> weights, 
 }  // namespace
 
 Exchange::Exchange(const topology::Layout& layout, int rank, const plan::ModelPlan& plan, const shard::ArenaMap& map,
-                   comm::Axes& axes)
-    : axes_(axes), group_(layout.group_of(rank)) {
+                   comm::Axes& axes, const topology::ExchangeRules& rules)
+    : rules_((topology::check_scheme(rules.scheme, layout), rules)), axes_(axes), group_(layout.group_of(rank)) {
   const std::vector<std::int64_t> unit_numel = plan.exchanged_numel_by_unit();
-  for (const topology::ExchangePart& found : topology::exchange_parts(layout, unit_numel, rank)) {
+  const auto buckets = static_cast<std::size_t>(topology::bucket_count(rules.buckets, unit_numel));
+  buckets_.resize(buckets);
+  sizes_.resize(buckets);
+  for (const topology::ExchangePart& found : topology::exchange_parts(layout, unit_numel, rank, rules)) {
+    Bucket& bucket = buckets_[static_cast<std::size_t>(found.bucket)];
+    BucketSizes& sizes = sizes_[static_cast<std::size_t>(found.bucket)];
+    if (bucket.end == 0) bucket.first = parts_.size();
+    bucket.end = parts_.size() + 1;
     Part part{found.unit, found.range, slice_numel_, {}, {}, found.owner};
     for (int group = 0; group < layout.groups(); ++group) {
       const int peer = index_of(axes.federation->members(), found.holders[group]);
       part.peers.push_back(peer);
       if (group == group_ || (found.owner != group_ && found.owner != group)) continue;
-      auto& size = found.owner == group_ ? from_peer_[peer] : to_owner_[peer];
+      auto& size = found.owner == group_ ? sizes.from_peer[peer] : sizes.to_owner[peer];
       part.place[peer] = size;
       size += found.range.size();
     }
@@ -75,37 +84,43 @@ Exchange::Exchange(const topology::Layout& layout, int rank, const plan::ModelPl
     parts_.push_back(std::move(part));
   }
   const topology::GroupShape& shape = layout.group(group_);
+  const int mine = layout.at(rank).replica;
   for (int replica = 0; replica < shape.replicas; ++replica) {
+    if (rules.scheme == topology::Scheme::naive && replica != mine) continue;
+    if (replica == mine) me_ = replica_slices_.size();
     replica_numel_.push_back(0);
     replica_slices_.emplace_back();
     for (const std::int64_t numel : unit_numel) {
-      replica_slices_.back().push_back(topology::slice_range(numel, shape, replica, map.shard()));
+      replica_slices_.back().push_back(topology::slice_range(numel, shape, replica, map.shard(), rules.scheme));
       replica_numel_.back() += replica_slices_.back().back().size();
     }
   }
 }
 
-std::vector<comm::Parcel> Exchange::pack(const shard::Arena& parameters) const {
-  std::vector<comm::Parcel> result = parcels_of(to_owner_, parameters.dtype());
-  for (const Part& part : parts_) {
+void Exchange::pack(const shard::Arena& parameters, const Bucket& bucket,
+                    const std::vector<comm::Parcel>& to_owners) const {
+  for (std::size_t p = bucket.first; p < bucket.end; ++p) {
+    const Part& part = parts_[p];
     if (part.owner == group_) continue;
     const int peer = part.peers[part.owner];
-    buffer_of(result, peer)
+    buffer_of(to_owners, peer)
         .narrow(0, part.place.at(peer), part.range.size())
         .copy_(parameters.slice(part.unit, part.range));
   }
-  return result;
 }
 
-void Exchange::sum_owned(const shard::Arena& parameters, const std::vector<comm::Parcel>& theirs,
-                         std::span<const double> weights, const at::Tensor& mean) const {
-  for (const Part& part : parts_) {
+void Exchange::sum_owned(const shard::Arena& parameters, const Bucket& bucket,
+                         const std::vector<comm::Parcel>& of_peers, std::span<const double> weights,
+                         const at::Tensor& mean) const {
+  for (std::size_t p = bucket.first; p < bucket.end; ++p) {
+    const Part& part = parts_[p];
     if (part.owner != group_) continue;
+    const auto in_parcel = [&](int peer) {
+      return buffer_of(of_peers, peer).narrow(0, part.place.at(peer), part.range.size());
+    };
     std::vector<at::Tensor> values;
     for (int group = 0; group < static_cast<int>(part.peers.size()); ++group) {
-      const int peer = part.peers[group];
-      values.push_back(group == group_ ? parameters.slice(part.unit, part.range).cpu()
-                                       : buffer_of(theirs, peer).narrow(0, part.place.at(peer), part.range.size()));
+      values.push_back(group == group_ ? parameters.slice(part.unit, part.range).cpu() : in_parcel(part.peers[group]));
     }
     const at::Tensor out = mean.narrow(0, part.offset, part.range.size());
     if (mean.scalar_type() == at::kFloat) {
@@ -113,29 +128,30 @@ void Exchange::sum_owned(const shard::Arena& parameters, const std::vector<comm:
     } else {
       weigh<c10::BFloat16>(values, weights, out);
     }
+    for (const auto& [peer, place] : part.place) in_parcel(peer).copy_(out);
+  }
+}
+
+void Exchange::take(const Bucket& bucket, const std::vector<comm::Parcel>& returned, const at::Tensor& mean) const {
+  for (std::size_t p = bucket.first; p < bucket.end; ++p) {
+    const Part& part = parts_[p];
+    if (part.owner == group_) continue;
+    const int peer = part.peers[part.owner];
+    mean.narrow(0, part.offset, part.range.size())
+        .copy_(buffer_of(returned, peer).narrow(0, part.place.at(peer), part.range.size()));
   }
 }
 
 at::Tensor Exchange::mean_of(const shard::Arena& parameters, std::span<const double> weights, comm::Purpose purpose) {
   const c10::NoGradGuard no_grad;
-  const at::ScalarType dtype = parameters.dtype();
-  const std::vector<comm::Parcel> mine = pack(parameters), theirs = parcels_of(from_peer_, dtype);
-  axes_.federation->exchange(mine, theirs, purpose)->wait();
-  const at::Tensor mean = at::empty({slice_numel_}, dtype);
-  sum_owned(parameters, theirs, weights, mean);
-  const std::vector<comm::Parcel> results = parcels_of(from_peer_, dtype), returned = parcels_of(to_owner_, dtype);
-  const auto in_mean = [&](const Part& part) { return mean.narrow(0, part.offset, part.range.size()); };
-  const auto in_parcel = [&](const Part& part, const std::vector<comm::Parcel>& parcels, int peer) {
-    return buffer_of(parcels, peer).narrow(0, part.place.at(peer), part.range.size());
-  };
-  for (const Part& part : parts_) {
-    if (part.owner != group_) continue;
-    for (const auto& [peer, place] : part.place) in_parcel(part, results, peer).copy_(in_mean(part));
-  }
-  axes_.federation->exchange(results, returned, purpose)->wait();
-  for (const Part& part : parts_) {
-    if (part.owner != group_) in_mean(part).copy_(in_parcel(part, returned, part.peers[part.owner]));
-  }
+  const at::Tensor mean = at::empty({slice_numel_}, parameters.dtype());
+  using Parcels = std::vector<comm::Parcel>;
+  exchange_buckets(
+      *axes_.federation, sizes_, parameters.dtype(), rules_.concurrency, purpose,
+      {.pack = [&](std::size_t b, const Parcels& to_owners) { pack(parameters, buckets_[b], to_owners); },
+       .sum = [&](std::size_t b,
+                  const Parcels& of_peers) { sum_owned(parameters, buckets_[b], of_peers, weights, mean); },
+       .take = [&](std::size_t b, const Parcels& returned) { take(buckets_[b], returned, mean); }});
   return mean;
 }
 
@@ -144,12 +160,25 @@ at::Tensor Exchange::room(at::ScalarType dtype) const {
 }
 
 at::Tensor Exchange::own(const at::Tensor& room) const {
-  const auto mine = replica_numel_.begin() + axes_.replica->index();
+  const auto mine = replica_numel_.begin() + static_cast<std::ptrdiff_t>(me_);
   return room.narrow(0, std::accumulate(replica_numel_.begin(), mine, std::int64_t{0}), slice_numel_);
 }
 
 void Exchange::gather(const at::Tensor& room, comm::Purpose purpose) {
-  if (axes_.replica->size() > 1) axes_.replica->all_gather(room, replica_numel_, purpose)->wait();
+  if (!gathers()) return;
+  if (rules_.scheme != topology::Scheme::leader) {
+    axes_.replica->all_gather(room, replica_numel_, purpose)->wait();
+    return;
+  }
+  // One replica has all of it. Cut up, so that the next in the chain sends on what it has while more comes.
+  std::vector<comm::WorkPtr> under_way;
+  for (std::int64_t begin = 0; begin < room.numel(); begin += kLinkNumel) {
+    std::vector<std::int64_t> counts = replica_numel_;
+    for (std::int64_t& count : counts) count = std::min(count, std::min(kLinkNumel, room.numel() - begin));
+    const at::Tensor link = room.narrow(0, begin, *std::max_element(counts.begin(), counts.end()));
+    under_way.push_back(axes_.replica->all_gather(link, counts, purpose));
+  }
+  for (const comm::WorkPtr& work : under_way) work->wait();
 }
 
 void Exchange::write(const at::Tensor& room, const shard::Arena& target) const {
@@ -165,8 +194,8 @@ void Exchange::write(const at::Tensor& room, const shard::Arena& target) const {
 }
 
 void Exchange::spread(const at::Tensor& slice, const shard::Arena& target, comm::Purpose purpose) {
-  const at::Tensor all = axes_.replica->size() > 1 ? room(slice.scalar_type()) : slice;
-  own(all).copy_(slice);
+  const at::Tensor all = gathers() ? room(slice.scalar_type()) : slice;
+  if (gathers()) own(all).copy_(slice);
   gather(all, purpose);
   write(all, target);
 }
@@ -182,7 +211,7 @@ at::Tensor Exchange::slice_of(const shard::Arena& parameters) const {
 
 shard::ArenaMap Exchange::slice_map(const shard::ArenaMap& map) const {
   std::vector<std::vector<topology::Range>> kept;
-  for (const topology::Range& range : replica_slices_[axes_.replica->index()]) {
+  for (const topology::Range& range : replica_slices_[me_]) {
     kept.emplace_back();
     if (range.size() > 0) kept.back().push_back(range);
   }
@@ -200,6 +229,7 @@ shard::ArenaMap Exchange::shard_map(const shard::ArenaMap& map) const {
 
 double Exchange::square_distance(const shard::Arena& parameters, const at::Tensor& slice) const {
   double square = 0;
+  if (!is_counted()) return square;
   for (const Part& part : parts_) {
     const at::Tensor on_host = parameters.slice(part.unit, part.range).to(at::kCPU, at::kFloat);
     const at::Tensor mean = slice.narrow(0, part.offset, part.range.size()).to(at::kFloat);

@@ -8,7 +8,8 @@
 // Messages and sums are the CPU's, wherever the parameters are: fp64 is slow on most GPUs, and a sum on one kind of
 // device has one rounding.
 //
-// Under HSDP each replica exchanges only its slice of the shard ("split"): every network card carries 1/R.
+// Under HSDP the replicas of a shard share the work as topology::Scheme says. Large models go in buckets, of which few
+// are under way at once: the result has the same bits, and the messages take the memory of a few buckets.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -17,6 +18,7 @@
 #include <vector>
 
 #include "fedshard/comm/axes.h"
+#include "fedshard/federation/bucket_line.h"
 #include "fedshard/shard/arena.h"
 #include "fedshard/topology/ranges.h"
 
@@ -29,14 +31,20 @@ class Exchange {
     int unit = 0;
     topology::Range range;
     std::int64_t offset = 0;            // in the packed slice
-    std::map<int, std::int64_t> place;  // in elements, where it lies in the message to or from a peer, by peer
+    std::map<int, std::int64_t> place;  // in elements, where it lies in its bucket's message to or from a peer, by peer
     std::vector<int> peers;             // index on the federation axis, by group; of the own group: this rank
     int owner = 0;
   };
 
-  // Of what rounds of `plan` exchange. `map` and `axes` must outlive the exchange.
+  // The parts [first, end) of the slice.
+  struct Bucket {
+    std::size_t first = 0, end = 0;
+  };
+
+  // Of what rounds of `plan` exchange. `map` and `axes` must outlive the exchange. Throws what topology::check_scheme
+  // throws.
   Exchange(const topology::Layout& layout, int rank, const plan::ModelPlan& plan, const shard::ArenaMap& map,
-           comm::Axes& axes);
+           comm::Axes& axes, const topology::ExchangeRules& rules = {});
 
   // The mean over the groups of this rank's slice of `parameters`, with one weight a group: [slice_numel()] of the
   // parameters' dtype on the CPU, unit after unit. What a group of weight 0 holds, finite or not, has no part in it.
@@ -64,28 +72,39 @@ class Exchange {
   // The same for all that the replicas' slices are together: what write() writes.
   shard::ArenaMap shard_map(const shard::ArenaMap& map) const;
 
-  // Squared norm of (this rank's slice of `parameters` - `slice`); over a group's ranks these add up to the squared
-  // distance of its whole model.
+  // Squared norm of (this rank's slice of `parameters` - `slice`), or 0 where it is not counted; over a group's ranks
+  // these add up to the squared distance of its whole model.
   double square_distance(const shard::Arena& parameters, const at::Tensor& slice) const;
 
+  // Whether sums over a group's ranks count this rank's slice. Where replicas bring the same elements (naive), the
+  // first one's count.
+  bool is_counted() const { return rules_.scheme != topology::Scheme::naive || axes_.replica->index() == 0; }
+
   std::int64_t slice_numel() const { return slice_numel_; }
-  const std::vector<Part>& parts() const { return parts_; }  // the slice, in order
-  int group() const { return group_; }                       // this rank's
+  const std::vector<Part>& parts() const { return parts_; }        // the slice, in order
+  const std::vector<Bucket>& buckets() const { return buckets_; }  // of the whole model; where it brings nothing, empty
+  const topology::ExchangeRules& rules() const { return rules_; }
+  int group() const { return group_; }  // this rank's
 
  private:
-  std::vector<comm::Parcel> pack(const shard::Arena& parameters) const;
-  // Sums the parts that this group owns into `mean`, from this rank's parameters and the other groups' parcels.
-  void sum_owned(const shard::Arena& parameters, const std::vector<comm::Parcel>& theirs,
+  void pack(const shard::Arena& parameters, const Bucket& bucket, const std::vector<comm::Parcel>& to_owners) const;
+  // Sums the parts of the bucket that this group owns into `mean`, from this rank's parameters and the other groups'
+  // parcels, and leaves them there too.
+  void sum_owned(const shard::Arena& parameters, const Bucket& bucket, const std::vector<comm::Parcel>& of_peers,
                  std::span<const double> weights, const at::Tensor& mean) const;
+  void take(const Bucket& bucket, const std::vector<comm::Parcel>& returned, const at::Tensor& mean) const;
+  bool gathers() const { return replica_slices_.size() > 1; }
 
+  topology::ExchangeRules rules_;
   comm::Axes& axes_;
   int group_;
   std::vector<Part> parts_;
-  std::map<int, std::int64_t> to_owner_;   // elements of mine that a peer owns
-  std::map<int, std::int64_t> from_peer_;  // elements of a peer's that I own
+  std::vector<Bucket> buckets_;
+  std::vector<BucketSizes> sizes_;  // of their messages
   std::int64_t slice_numel_ = 0;
-  std::vector<std::int64_t> replica_numel_;                   // slice sizes, by replica
-  std::vector<std::vector<topology::Range>> replica_slices_;  // by replica and unit
+  std::size_t me_ = 0;                                        // among the replicas below
+  std::vector<std::int64_t> replica_numel_;                   // slice sizes, by replica; naive: of this rank alone
+  std::vector<std::vector<topology::Range>> replica_slices_;  // the slices, likewise and by unit
 };
 
 }  // namespace fedshard::federation

@@ -23,13 +23,14 @@ double square_norm_of(const at::Tensor& values) {
 
 }  // namespace
 
-Fragment::Fragment(const topology::Layout& layout, int rank, const OuterOptions& outer,
-                   const plan::Compression& compression, bool keeps_anchor, const shard::Engine& engine,
-                   comm::Axes& axes, plan::ModelPlan plan, const std::string& suffix, shard::StateRegistry& registry)
+Fragment::Fragment(const topology::Layout& layout, int rank, const topology::ExchangeRules& rules,
+                   const OuterOptions& outer, const plan::Compression& compression, bool keeps_anchor,
+                   const shard::Engine& engine, comm::Axes& axes, plan::ModelPlan plan, const std::string& suffix,
+                   shard::StateRegistry& registry)
     : options_(outer),
       axes_(axes),
       plan_(std::move(plan)),
-      exchange_(layout, rank, plan_, engine.map(), axes),
+      exchange_(layout, rank, plan_, engine.map(), axes, rules),
       slice_map_(exchange_.slice_map(engine.map())),
       shard_map_(exchange_.shard_map(engine.map())),
       dtype_(engine.parameters().dtype()),
@@ -53,7 +54,8 @@ std::unique_ptr<shard::Arena> Fragment::copy_of_slice(const shard::Arena& parame
 
 std::vector<Contribution> Fragment::contributions(const shard::Arena& parameters, std::uint64_t digest) {
   const at::Tensor slice = exchange_.slice_of(parameters);
-  std::array<double, 2> sums{keeps_anchor() ? outer_.square_distance(slice) : square_norm_of(slice), 0.0};
+  std::array<double, 2> sums{};
+  if (exchange_.is_counted()) sums[0] = keeps_anchor() ? outer_.square_distance(slice) : square_norm_of(slice);
   if (axes_.replica->size() > 1) {
     const auto digests = axes_.replica->collect(shard::halves_of(digest));
     for (const auto& of_replica : digests) sums[1] += of_replica != digests[0];
@@ -77,7 +79,8 @@ at::Tensor Fragment::mean_of(const shard::Arena& parameters, std::span<const dou
 }
 
 ChangeSums Fragment::change_sums(const shard::Arena& parameters, const at::Tensor& mean) const {
-  return keeps_anchor() ? outer_.change_sums(exchange_.slice_of(parameters), mean) : ChangeSums{};
+  if (!keeps_anchor()) return {};
+  return exchange_.is_counted() ? outer_.change_sums(exchange_.slice_of(parameters), mean) : ChangeSums{0, 0, 0};
 }
 
 at::Tensor Fragment::next_parameters(const at::Tensor& mean, std::int64_t round) {
@@ -102,7 +105,7 @@ void Fragment::commit(const at::Tensor& mean) {
 // The same on every rank of the world, to the bit: groups of other shapes would add up in another order.
 double Fragment::pseudo_gradient_norm(const at::Tensor& mean) {
   if (options_.max_norm == 0) return 0;
-  std::array<double, 1> square{outer_.square_distance(mean)};
+  std::array<double, 1> square{exchange_.is_counted() ? outer_.square_distance(mean) : 0};
   axes_.group->sum(square);
   return std::sqrt(comm::collect_by_group(axes_, square)[0][0]);
 }

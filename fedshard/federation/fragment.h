@@ -25,9 +25,9 @@ class Fragment {
  public:
   // plan: the fragment's (plan::fragment_plans). keeps_anchor: also where nothing but measures needs one. The state's
   // names end with `suffix`. `engine`, `axes` and `registry` must outlive it.
-  Fragment(const topology::Layout& layout, int rank, const OuterOptions& outer, const plan::Compression& compression,
-           bool keeps_anchor, const shard::Engine& engine, comm::Axes& axes, plan::ModelPlan plan,
-           const std::string& suffix, shard::StateRegistry& registry);
+  Fragment(const topology::Layout& layout, int rank, const topology::ExchangeRules& rules, const OuterOptions& outer,
+           const plan::Compression& compression, bool keeps_anchor, const shard::Engine& engine, comm::Axes& axes,
+           plan::ModelPlan plan, const std::string& suffix, shard::StateRegistry& registry);
 
   const plan::ModelPlan& plan() const { return plan_; }
   Exchange& exchange() { return exchange_; }

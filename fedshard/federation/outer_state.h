@@ -1,5 +1,6 @@
 // What the outer optimizer keeps from round to round: the anchor (the parameters at the end of the last round) and its
-// moments, of this rank's slice of the model alone. So the ranks and replicas of a group share the work and the memory.
+// moments, of this rank's slice of the model alone. So the ranks and replicas of a group share the work and the memory
+// (but with the scheme naive, where the slice is the whole shard).
 //
 // It is the host's, as the exchange is. Plain fedavg keeps nothing.
 #pragma once

@@ -50,13 +50,13 @@ Federation::Federation(const topology::Layout& layout, int rank, const Federatio
       axes_(axes),
       links_(links),
       coordinator_(coordinator),
-      whole_(layout, rank, engine.plan(), engine.map(), axes) {
+      whole_(layout, rank, engine.plan(), engine.map(), axes, options.exchange) {
   base::require(options.rounds.delay == 0 || &links.axes != &axes, "rounds with a delay need axes of their own");
   const auto fragments = plan::fragment_plans(engine.plan(), options.rounds.fragments);
   for (std::size_t f = 0; f < fragments.size(); ++f) {
     fragments_.push_back(std::make_unique<Fragment>(
-        layout, rank, options.outer, options.compression, options.measures, engine, links_.axes, fragments[f],
-        fragments.size() == 1 ? "" : fmt::format(" of fragment {}", f), registry));
+        layout, rank, options.exchange, options.outer, options.compression, options.measures, engine, links_.axes,
+        fragments[f], fragments.size() == 1 ? "" : fmt::format(" of fragment {}", f), registry));
   }
   if (options.rounds.delay > 0) background_ = std::make_unique<comm::Worker>();
   if (options.prox_mu > 0 && layout.groups() > 1) proximal_.emplace(options.prox_mu, engine, registry);

@@ -28,8 +28,9 @@ namespace fedshard::federation {
 struct FederationOptions {
   WeightPolicy weights;
   OuterOptions outer;
-  plan::Compression compression;  // of what groups have changed; none: their parameters are averaged as they are
-  double guard = 10;              // faults_of's limit (guard.h)
+  topology::ExchangeRules exchange;  // who brings what, and in which pieces
+  plan::Compression compression;     // of what groups have changed; none: their parameters are averaged as they are
+  double guard = 10;                 // faults_of's limit (guard.h)
   plan::RoundOptions rounds;
   double mix = 0;  // what a group keeps of its own parameters where it takes over the new ones; from 0 to below 1
   bool measures = false;  // keep an anchor even where only the measures of a round need it

@@ -10,6 +10,7 @@ namespace {
 
 // Of the parts of the slice that this rank's group owns; over all ranks of the world these are the whole model.
 double owned_squares(const Exchange& exchange, const at::Tensor& slice) {
+  if (!exchange.is_counted()) return 0;
   const at::Tensor wide = slice.to(at::kFloat);
   const float* values = wide.const_data_ptr<float>();
   double squares = 0;

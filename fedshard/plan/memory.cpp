@@ -180,40 +180,64 @@ class StepWalk {
 struct RoundParts {
   std::int64_t slice = 0, shard = 0;            // elements, without padding
   std::int64_t owned = 0, largest = 0;          // elements of parts that its group owns, and of the largest part
-  std::int64_t encoded = 0, encoded_owned = 0;  // bytes of parts that others own, that its group owns
+  std::vector<std::int64_t> messages, encoded;  // by bucket, both ways: their elements, and their encoded bytes
 };
 
-RoundParts parts_of(const ModelPlan& plan, const topology::Layout& layout, int rank, const Compression& compression) {
+RoundParts parts_of(const ModelPlan& plan, const topology::Layout& layout, int rank, const Compression& compression,
+                    const topology::ExchangeRules& rules) {
   const std::vector<std::int64_t> unit_numel = plan.exchanged_numel_by_unit();
   const topology::Coordinates at = layout.at(rank);
   RoundParts parts;
-  for (const topology::ExchangePart& part : topology::exchange_parts(layout, unit_numel, rank)) {
-    const std::int64_t size = part.range.size(), bytes = encoded_bytes(compression, size);
+  parts.messages.resize(static_cast<std::size_t>(topology::bucket_count(rules.buckets, unit_numel)));
+  parts.encoded.resize(parts.messages.size());
+  for (const topology::ExchangePart& part : topology::exchange_parts(layout, unit_numel, rank, rules)) {
+    const std::int64_t size = part.range.size();
+    // One peer's where it is sent away and comes back, in the same place; each peer's where it is summed.
+    const std::int64_t messages = part.owner == at.group ? layout.groups() - 1 : 1;
     parts.slice += size;
     parts.largest = std::max(parts.largest, size);
     if (part.owner == at.group) parts.owned += size;
-    (part.owner == at.group ? parts.encoded_owned : parts.encoded) += bytes;
+    parts.messages[static_cast<std::size_t>(part.bucket)] += messages * size;
+    parts.encoded[static_cast<std::size_t>(part.bucket)] += messages * encoded_bytes(compression, size);
   }
   const int shards = layout.group(at.group).shards;
   for (const std::int64_t numel : unit_numel) parts.shard += topology::shard_range(numel, shards, at.shard).size();
   return parts;
 }
 
+// The most that so many buckets, one after another, have together.
+std::int64_t most_at_once(const std::vector<std::int64_t>& by_bucket, int concurrency) {
+  std::int64_t now = 0, most = 0;
+  for (std::size_t b = 0; b < by_bucket.size(); ++b) {
+    now += by_bucket[b];
+    if (b >= static_cast<std::size_t>(concurrency)) now -= by_bucket[b - static_cast<std::size_t>(concurrency)];
+    most = std::max(most, now);
+  }
+  return most;
+}
+
 // The largest of what `of` makes of the parts of a rank of the group.
 template <class Of>
 std::int64_t most_of(const ModelPlan& plan, const topology::Layout& layout, int group, const Compression& compression,
-                     const Of& of) {
-  const topology::GroupShape& shape = layout.group(group);
-  // In equal groups the last replica of shard 0 in the last group has the largest parts: topology::part_of rounds in
-  // favour of the last one, and later shards have padding.
-  if (layout.equal_groups()) {
-    return of(parts_of(plan, layout, layout.rank_of(layout.groups() - 1, shape.replicas - 1, 0), compression));
+                     const topology::ExchangeRules& rules, const Of& of) {
+  // Of equal groups the last has the largest parts (topology::part_of rounds in favour of the last one), and in it the
+  // last replica of shard 0 that brings something: later shards have padding. Where buckets end matters too.
+  const int g = layout.equal_groups() ? layout.groups() - 1 : group;
+  const topology::GroupShape& shape = layout.group(g);
+  if (layout.equal_groups() && rules.buckets.by == topology::Buckets::By::whole) {
+    const int replica = rules.scheme == topology::Scheme::leader ? 0 : shape.replicas - 1;
+    return of(parts_of(plan, layout, layout.rank_of(g, replica, 0), compression, rules));
   }
   std::int64_t most = 0;
   for (int rank = shape.first_rank; rank < shape.first_rank + shape.ranks; ++rank) {
-    most = std::max(most, of(parts_of(plan, layout, rank, compression)));
+    most = std::max(most, of(parts_of(plan, layout, rank, compression, rules)));
   }
   return most;
+}
+
+// Whether replicas gather what they have exchanged.
+bool gathers(const topology::Layout& layout, int group, const topology::ExchangeRules& rules) {
+  return layout.group(group).replicas > 1 && rules.scheme != topology::Scheme::naive;
 }
 
 constexpr struct {
@@ -257,35 +281,36 @@ std::int64_t MemoryTable::host_total() const {
   return sum;
 }
 
-std::int64_t exchange_numel(const ModelPlan& plan, const topology::Layout& layout, int group, bool delayed) {
-  const bool replicates = layout.group(group).replicas > 1;
-  return most_of(plan, layout, group, {}, [&](const RoundParts& parts) {
-    // There and back: what others own of mine, and what I own of each other's. The result stays until the commit, and
-    // what it leads to is gathered beside it; with a delay that goes on to an arena of its own.
-    const std::int64_t messages = 2 * (parts.slice - parts.owned + (layout.groups() - 1) * parts.owned);
+std::int64_t exchange_numel(const ModelPlan& plan, const topology::Layout& layout, int group, bool delayed,
+                            const topology::ExchangeRules& rules) {
+  return most_of(plan, layout, group, {}, rules, [&](const RoundParts& parts) {
+    // The result stays until the commit, and what it leads to is gathered beside it; with a delay that goes on to an
+    // arena of its own.
+    const std::int64_t messages = most_at_once(parts.messages, rules.concurrency);
     const std::int64_t copy = delayed ? parts.slice : 0, taken_over = delayed ? 2 * parts.shard : 0;
-    return std::max(parts.slice + std::max(copy + messages, replicates ? parts.shard : 0), taken_over);
+    return std::max(parts.slice + std::max(copy + messages, parts.shard), taken_over);
   });
 }
 
 std::int64_t outer_numel(const ModelPlan& plan, const topology::Layout& layout, int group, const OuterOptions& outer,
-                         const Compression& compression, bool measures) {
+                         const Compression& compression, bool measures, const topology::ExchangeRules& rules) {
   const bool is_compressed = compression.kind != Compression::Kind::none;
   if (!needs_anchor(outer) && !is_compressed && !measures) return 0;
-  return most_of(plan, layout, group, {}, [&](const RoundParts& parts) {
+  return most_of(plan, layout, group, {}, rules, [&](const RoundParts& parts) {
     return parts.slice * (1 + outer_moments_of(outer.outer)) + (is_compressed ? parts.slice + parts.owned : 0);
   });
 }
 
 std::int64_t compressed_exchange_bytes(const ModelPlan& plan, const topology::Layout& layout, int group,
-                                       const Compression& compression, bool delayed) {
-  const bool replicates = layout.group(group).replicas > 1;
-  return most_of(plan, layout, group, compression, [&](const RoundParts& parts) {
-    const std::int64_t messages = 2 * (parts.encoded + (layout.groups() - 1) * parts.encoded_owned);
-    const std::int64_t own = parts.encoded_owned + encoded_bytes(compression, parts.largest);
+                                       const Compression& compression, bool delayed,
+                                       const topology::ExchangeRules& rules) {
+  return most_of(plan, layout, group, compression, rules, [&](const RoundParts& parts) {
+    const std::int64_t messages = most_at_once(parts.encoded, rules.concurrency);
+    const std::int64_t own = encoded_bytes(compression, parts.largest);
     const std::int64_t copy = delayed ? parts.slice : 0, taken_over = delayed ? 2 * parts.shard : 0;
     const std::int64_t in_fp32 = copy + 4 * parts.slice + parts.owned + 3 * parts.largest;  // sums are in fp64
-    return std::max(messages + own + (in_fp32 + (replicates ? parts.shard : 0)) * kFp32, taken_over * kFp32);
+    const std::int64_t gathered = gathers(layout, group, rules) ? parts.shard : 0;
+    return std::max(messages + own + (in_fp32 + gathered) * kFp32, taken_over * kFp32);
   });
 }
 

@@ -14,6 +14,7 @@
 #include "fedshard/plan/schedule.h"
 #include "fedshard/plan/updates.h"
 #include "fedshard/topology/layout.h"
+#include "fedshard/topology/scheme.h"
 
 namespace fedshard::plan {
 
@@ -72,18 +73,21 @@ struct MemoryTable {
 // The elements of the messages and results that a round's exchange, or the sum of gradients over groups, takes at once
 // (federation/exchange.cpp), on the rank of the group that needs most.
 // `delayed`: with what runs beside training, a copy of the slice and the new parameters of the shard.
-std::int64_t exchange_numel(const ModelPlan& plan, const topology::Layout& layout, int group, bool delayed = false);
+std::int64_t exchange_numel(const ModelPlan& plan, const topology::Layout& layout, int group, bool delayed = false,
+                            const topology::ExchangeRules& rules = {});
 
 // The elements of what the outer optimizer keeps, likewise: anchor, moments, and with compression the residuals of both
 // directions.
 // `measures`: an anchor is kept in any case.
 std::int64_t outer_numel(const ModelPlan& plan, const topology::Layout& layout, int group, const OuterOptions& outer,
-                         const Compression& compression, bool measures = false);
+                         const Compression& compression, bool measures = false,
+                         const topology::ExchangeRules& rules = {});
 
 // The bytes that a round's exchange takes at once where it is compressed, likewise; an upper bound: the parts' encoded
 // bytes both ways, and in fp32 the slice's change, its mean, the parameters it leads to and the next residuals.
 std::int64_t compressed_exchange_bytes(const ModelPlan& plan, const topology::Layout& layout, int group,
-                                       const Compression& compression, bool delayed = false);
+                                       const Compression& compression, bool delayed = false,
+                                       const topology::ExchangeRules& rules = {});
 
 // Bytes of the rank that needs most. `gathered` to `communication` are those of the moment of a step when their sum is
 // largest, from the second step on; buffers that are kept for reuse count where they were used last. Takes milliseconds

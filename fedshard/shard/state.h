@@ -13,7 +13,7 @@ enum class Role { parameters, gradients, moments, anchor, outer_moments, residua
 const char* name_of(Role role);
 
 // Who else holds the same values: all groups after a round, only the replicas of one group, or nobody. What is a
-// slice's lies on one replica alone, whatever its scope.
+// slice's lies on one replica alone, whatever its scope, unless replicas exchange the same (topology::Scheme::naive).
 enum class Scope { shared, group, rank };
 
 struct State {

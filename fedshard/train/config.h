@@ -126,9 +126,12 @@ struct FederationConfig {
   std::optional<double> outer_tau;       // fedadam, fedyogi, fedadagrad; likewise
   double outer_max_norm = 0;             // 0: no clipping
   plan::Compression::Kind compress = plan::Compression::Kind::none;
-  std::optional<std::int64_t> block;  // int8, int4, topk; load_config fills in what is usual
-  std::optional<std::int64_t> top_k;  // topk; likewise
-  double guard = 10;                  // 0: only what is not finite is left out
+  std::optional<std::int64_t> block;                  // int8, int4, topk; load_config fills in what is usual
+  std::optional<std::int64_t> top_k;                  // topk; likewise
+  topology::Scheme scheme = topology::Scheme::split;  // how replicas share an exchange
+  topology::Buckets bucket;                           // what of it travels together
+  int concurrency = topology::ExchangeRules{}.concurrency;
+  double guard = 10;  // 0: only what is not finite is left out
   InnerState inner_state = InnerState::keep;
   std::int64_t delay = 0;            // steps from an exchange's begin to its application
   double mix = 0;                    // what a group keeps of its own where it applies one; with a delay
@@ -194,6 +197,9 @@ plan::OuterOptions outer_options(const FederationConfig& config);
 
 // How what groups have changed travels; likewise.
 plan::Compression compression_of(const FederationConfig& config);
+
+// Who brings what to a round, and in which pieces.
+topology::ExchangeRules exchange_rules(const FederationConfig& config);
 
 // What rounds exchange; likewise.
 plan::ExchangePatterns exchange_patterns(const FederationConfig& config);

@@ -154,6 +154,11 @@ void check_federation(const FederationConfig& config, const topology::Layout& la
     fail<UsageError>("[federation] top_k ({}) must not be more than block ({})", *config.top_k,
                      config.block.value_or(0));
   }
+  try {
+    topology::check_scheme(config.scheme, layout);
+  } catch (const UsageError& e) {
+    fail<UsageError>("[federation] {}", e.what());
+  }
   const auto* weights = std::get_if<std::vector<double>>(&config.weights);
   if (weights == nullptr) return;
   if (static_cast<int>(weights->size()) != layout.groups()) {
@@ -235,6 +240,10 @@ plan::Compression compression_of(const FederationConfig& config) {
   override_with(compression.block, config.block);
   override_with(compression.top_k, config.top_k);
   return compression;
+}
+
+topology::ExchangeRules exchange_rules(const FederationConfig& config) {
+  return {config.scheme, config.bucket, config.concurrency};
 }
 
 plan::RoundOptions round_options(const FederationConfig& config) {

@@ -2,87 +2,10 @@
 
 #include <fmt/ranges.h>
 
-#include <type_traits>
-#include <utility>
+#include "fedshard/train/key_adder.h"
 
 namespace fedshard::train {
 namespace {
-
-template <class T>
-std::string allowed_values(const T&, const Range& range) {
-  if constexpr (std::is_enum_v<T>) {
-    std::vector<std::string> quoted;
-    for (const auto& name : choice_names<T>()) quoted.push_back("\"" + name + "\"");
-    return fmt::format("{}", fmt::join(quoted, ", "));
-  } else {
-    return describe(range);
-  }
-}
-
-constexpr std::size_t kLast = -1;
-
-// Where a table's struct is in a config. Takes configs that are const or not.
-template <class Table>
-struct MemberAt {
-  MemberAt(Table Config::*m) : member(m) {}
-  auto& operator()(auto& config, std::size_t) const { return config.*member; }
-  Table Config::*member;
-};
-struct ParameterGroupAt {
-  auto& operator()(auto& config, std::size_t index) const {
-    auto& groups = config.optimizer.groups;
-    return index == kLast ? groups.back() : groups.at(index);
-  }
-};
-
-// Makes keys of one table from pointers to its struct's members.
-template <class Table, class At = MemberAt<Table>>
-class Adder {
- public:
-  Adder(std::vector<Key>& keys, std::string table, At at) : keys_(keys), table_(std::move(table)), at_(at) {}
-
-  template <class T>
-  Adder& key(const char* name, T Table::*member, const Range& range, const char* doc) {
-    Key key;
-    key.table = table_;
-    key.name = name;
-    key.doc = doc;
-    const T fallback = Table{}.*member;
-    key.type = type_name(fallback);
-    key.allowed = allowed_values(fallback, range);
-    key.fallback = write_value(fallback);
-    key.takes_text = std::is_enum_v<T> || std::is_same_v<T, std::string> || std::is_same_v<T, std::vector<std::string>>;
-    key.read = [at = at_, member, range](Config& config, const toml::node& node, const Place& place) {
-      read_value(node, place, range, at(config, kLast).*member);
-    };
-    key.write = [at = at_, member](const Config& config, std::size_t index) {
-      return write_value(at(config, index).*member);
-    };
-    key.applies = [](const Config&) { return true; };
-    keys_.push_back(std::move(key));
-    return *this;
-  }
-
-  // How docs name the default of the key just added, where it depends on others.
-  Adder& by_default(const char* fallback) {
-    keys_.back().fallback = fallback;
-    return *this;
-  }
-
-  // The key just added counts only where `applies` holds.
-  Adder& only_when(const char* applies_when, bool (*applies)(const Config&)) {
-    keys_.back().applies_when = applies_when;
-    keys_.back().applies = applies;
-    return *this;
-  }
-
- private:
-  std::vector<Key>& keys_;
-  std::string table_;
-  At at_;
-};
-
-constexpr Range any{};
 
 std::string preset_doc() {
   return fmt::format("A model by name: `{}`. Exactly one of `preset` and `hf` is given.",
@@ -93,6 +16,7 @@ bool is_not_sgd(const Config& c) { return c.optimizer.name != OptimizerName::sgd
 bool is_not_adamw(const Config& c) { return c.optimizer.name != OptimizerName::adamw; }
 bool decays(const Config& c) { return c.lr_scheduler.decay != Decay::none; }
 bool sends_top_k(const Config& c) { return c.federation.compress == plan::Compression::Kind::topk; }
+bool has_buckets(const Config& c) { return c.federation.bucket.by != topology::Buckets::By::whole; }
 bool has_delay(const Config& c) { return c.federation.delay > 0; }
 bool has_blocks(const Config& c) { return plan::has_blocks(c.federation.compress); }
 bool is_adaptive(const Config& c) { return plan::outer_moments_of(c.federation.outer) == 2; }
@@ -295,6 +219,16 @@ void add_federation_and_comm(std::vector<Key>& keys) {
       .key("top_k", &F::top_k, between(1, 1 << 24), "Elements of a block that are sent.")
       .by_default("64")
       .only_when("compress = \"topk\"", sends_top_k)
+      .key("scheme", &F::scheme, any,
+           "How the R replicas of a shard share an exchange: each brings 1/R of it and they gather the result "
+           "(`split`), one brings all and sends the result on (`leader`), or each brings all, which takes R times the "
+           "bytes between groups and as many replicas in each (`naive`).")
+      .key("bucket", &F::bucket, not_empty,
+           "What travels together: the `whole` exchange, each `unit` of the model by itself, or so many bytes of fp32 "
+           "elements (`25MiB`; B, KiB, MiB, GiB). Smaller buckets take less memory, and overlap packing, the wire and "
+           "summing; without `compress` they change no bit.")
+      .key("concurrency", &F::concurrency, between(1, 1024), "Buckets under way at once.")
+      .only_when("bucket is not \"whole\"", has_buckets)
       .key(
           "guard", &F::guard, at_least(0),
           "A group is left out of an average, and receives it, if it brings numbers that are not finite, if its "

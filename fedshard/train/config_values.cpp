@@ -178,6 +178,16 @@ void read_value(const toml::node& node, const Place& place, const Range& range, 
   }
 }
 
+void read_value(const toml::node& node, const Place& place, const Range& range, topology::Buckets& value) {
+  std::string text;
+  read_value(node, place, range, text);
+  try {
+    value = topology::buckets_of(text);
+  } catch (const UsageError& e) {
+    fail<UsageError>("{}: {}: {}", place.source, place.key, e.what());
+  }
+}
+
 void read_value(const toml::node& node, const Place& place, const Range&, model::RopeScaling& value) {
   if (!node.is_table()) wrong_type(node, place, "a table such as { rope_type = \"llama3\", factor = 8.0, ... }");
   const auto& table = *node.as_table();
@@ -261,6 +271,8 @@ std::string write_value(const plan::Pace& value) {
   const bool as_text = value.by == plan::Pace::By::tokens || value.by == plan::Pace::By::seconds;
   return as_text ? write_value(plan::describe(value)) : plan::describe(value);
 }
+
+std::string write_value(const topology::Buckets& value) { return write_value(topology::text_of(value)); }
 
 std::string write_value(const model::RopeScaling& value) {
   return fmt::format(

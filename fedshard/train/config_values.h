@@ -81,6 +81,11 @@ struct Choices<plan::Compression::Kind> {
       {{"none", Kind::none}, {"bf16", Kind::bf16}, {"int8", Kind::int8}, {"int4", Kind::int4}, {"topk", Kind::topk}}};
 };
 template <>
+struct Choices<topology::Scheme> {
+  static constexpr std::array<std::pair<const char*, topology::Scheme>, 3> all{
+      {{"split", topology::Scheme::split}, {"leader", topology::Scheme::leader}, {"naive", topology::Scheme::naive}}};
+};
+template <>
 struct Choices<BackendChoice> {
   static constexpr std::array<std::pair<const char*, BackendChoice>, 3> all{
       {{"auto", BackendChoice::automatic}, {"gloo", BackendChoice::gloo}, {"nccl", BackendChoice::nccl}}};
@@ -110,6 +115,7 @@ void read_value(const toml::node& node, const Place& place, const Range& range, 
 void read_value(const toml::node& node, const Place& place, const Range& range, topology::NumberOrList& value);
 void read_value(const toml::node& node, const Place& place, const Range& range, GroupWeights& value);
 void read_value(const toml::node& node, const Place& place, const Range& range, plan::Pace& value);
+void read_value(const toml::node& node, const Place& place, const Range& range, topology::Buckets& value);
 void read_value(const toml::node& node, const Place& place, const Range& range, model::RopeScaling& value);
 
 std::string write_value(bool value);
@@ -121,6 +127,7 @@ std::string write_value(const std::vector<std::string>& value);
 std::string write_value(const topology::NumberOrList& value);
 std::string write_value(const GroupWeights& value);
 std::string write_value(const plan::Pace& value);
+std::string write_value(const topology::Buckets& value);
 std::string write_value(const model::RopeScaling& value);
 
 inline std::string type_name(bool) { return "true or false"; }
@@ -132,6 +139,7 @@ inline std::string type_name(const std::vector<std::string>&) { return "string o
 inline std::string type_name(const topology::NumberOrList&) { return "integer or list of integers"; }
 inline std::string type_name(const GroupWeights&) { return "string or list of floats"; }
 inline std::string type_name(const plan::Pace&) { return "integer, list of integers, or string"; }
+inline std::string type_name(const topology::Buckets&) { return "string"; }
 inline std::string type_name(const model::RopeScaling&) { return "inline table"; }
 
 // An enum's value by its name among `names`; refuses others, listing all.

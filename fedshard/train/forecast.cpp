@@ -37,15 +37,16 @@ std::int64_t exchange_bytes(const Config& config, const plan::ModelPlan& plan, c
                             int group) {
   const plan::Compression compression = compression_of(config.federation);
   const plan::RoundOptions rounds = round_options(config.federation);
+  const topology::ExchangeRules rules = exchange_rules(config.federation);
   const std::int64_t master = bytes_of(engine_options(config).dtypes.master);
-  const std::int64_t whole = plan::exchange_numel(plan, layout, group);
+  const std::int64_t whole = plan::exchange_numel(plan, layout, group, false, rules);
   std::int64_t most = config.data.eval.empty() ? 0 : whole * master;  // of the mean to evaluate
   if (rounds.start_step > 0) most = std::max(most, whole * bytes_of(at::kFloat));
   for (const plan::ModelPlan& fragment : plan::fragment_plans(plan, rounds.fragments)) {
-    most =
-        std::max(most, compression.kind == plan::Compression::Kind::none
-                           ? plan::exchange_numel(fragment, layout, group, rounds.delay > 0) * master
-                           : plan::compressed_exchange_bytes(fragment, layout, group, compression, rounds.delay > 0));
+    const bool delayed = rounds.delay > 0;
+    most = std::max(most, compression.kind == plan::Compression::Kind::none
+                              ? plan::exchange_numel(fragment, layout, group, delayed, rules) * master
+                              : plan::compressed_exchange_bytes(fragment, layout, group, compression, delayed, rules));
   }
   return most;
 }
@@ -106,7 +107,8 @@ plan::MemoryTable forecast_memory(const Config& config, const topology::Layout& 
     options.exchange_bytes = options.federation ? exchange_bytes(config, plan, layout, group) : 0;
     options.outer_numel = options.federation
                               ? plan::outer_numel(plan, layout, group, outer_options(config.federation),
-                                                  compression_of(config.federation), config.federation.measures)
+                                                  compression_of(config.federation), config.federation.measures,
+                                                  exchange_rules(config.federation))
                               : 0;
     plan::MemoryTable table = plan::predict_memory(plan, options);
     if (!largest || table.total() > largest->total()) largest = std::move(table);
@@ -123,9 +125,10 @@ std::string forecast_traffic(const Config& config, const topology::Layout& layou
                                      bytes_of(engine.dtypes.reduce),
                                      bytes_of(engine.dtypes.master),
                                      update_options(config.optimizer),
-                                     compression_of(config.federation)};
+                                     compression_of(config.federation),
+                                     exchange_rules(config.federation)};
   const cost::Bytes step = cost::step_bytes(plan, layout, options);
-  const cost::Bytes sum = cost::synchronous_bytes(plan, layout);
+  const cost::Bytes sum = cost::synchronous_bytes(plan, layout, options.exchange);
   const cost::Bytes round = cost::round_bytes(plan, layout, options);
   const bool federated = layout.groups() > 1;
   const std::int64_t steps = config.training.steps, start = config.federation.start_step;

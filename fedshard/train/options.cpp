@@ -95,6 +95,7 @@ federation::FederationOptions federation_options(const Config& config) {
     options.weights.by = federation::WeighBy::group;
   }
   options.outer = outer_options(config.federation);
+  options.exchange = exchange_rules(config.federation);
   options.compression = compression_of(config.federation);
   options.guard = config.federation.guard;
   options.rounds = round_options(config.federation);

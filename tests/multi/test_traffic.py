@@ -10,6 +10,7 @@ ranks:
   replica    G F 2 (R - 1) s_u b_r a micro-step
   aggregate  a round: 2 (G - 1) N b_a between groups, and G (R - 1) N b_a inside them, where replicas share their
              slices; b_a bytes of a master parameter
+             With scheme = "naive" R times the bytes between groups and none inside; buckets change no figure
              A step of the warm-up: the same of fp32 gradients; the end of the warm-up: a round's
   state      the same once for every evaluation that needs a mean: when steps were done since the last round
 """
@@ -40,11 +41,13 @@ def unit_sizes(hidden_size=32, intermediate_size=56, layers=2, heads=4, kv_heads
 class Forecast:
     """Closed forms for one run; shapes: (replicas, shards) of each group."""
 
-    def __init__(self, units, shapes, dtype="fp32", reduce_dtype="fp32", reshard=True, master_dtype="fp32"):
+    def __init__(self, units, shapes, dtype="fp32", reduce_dtype="fp32", reshard=True, master_dtype="fp32",
+                 scheme="split"):
         bytes_of = {"fp32": 4, "bf16": 2}
         self.units, self.shapes = units, shapes
         self.b_g, self.b_r, self.reshard = bytes_of[dtype], bytes_of[reduce_dtype], reshard
         self.b_a = bytes_of[master_dtype]
+        self.naive = scheme == "naive"
         self.numel = sum(numel for numel, _ in units)
 
     def moved(self, gathers):
@@ -53,10 +56,11 @@ class Forecast:
                    for replicas, shards in self.shapes for numel, times in self.units)
 
     def between(self):
-        return 2 * (len(self.shapes) - 1) * self.numel * self.b_a
+        copies = self.shapes[0][0] if self.naive else 1
+        return 2 * (len(self.shapes) - 1) * copies * self.numel * self.b_a
 
     def inside(self):
-        return sum(replicas - 1 for replicas, _ in self.shapes) * self.numel * self.b_a
+        return 0 if self.naive else sum(replicas - 1 for replicas, _ in self.shapes) * self.numel * self.b_a
 
     def warm_up(self, steps):
         """How many rounds' bytes go into this many steps of the warm-up and its end."""
@@ -105,6 +109,8 @@ RUNS = {
     "fl+hsdp, unequal": ([(2, 2), (1, 3)], {"training": {"dtype": "bf16"}}),
     "fl+hsdp, unequal replicas": ([(2, 2), (1, 2), (1, 2)], {}),
     "fl+hsdp, bf16 masters": ((2, 2, 2), {"training": {"dtype": "bf16", "master_dtype": "bf16"}}),
+    "fl+hsdp, leaders in buckets": ([(2, 2), (1, 2)], {"federation": {"scheme": "leader", "bucket": "8KiB"}}),
+    "fl+hsdp, naive": ((2, 2, 2), {"federation": {"scheme": "naive", "start_step": 1}}),
     "fl+fsdp, FedProx": ((2, 1, 2), {"federation": {"prox_mu": 0.1}}),
     "fl+fsdp, a warm-up": ((2, 1, 3), {"federation": {"start_step": 2}}),
     "fl+hsdp, a warm-up": ((2, 2, 2), {"federation": {"start_step": 2},
@@ -134,7 +140,8 @@ def test_bytes_equal_closed_forms(name, program):
     units = unit_sizes(tied=tied)
     assert run.start["params"] == sum(numel for numel, _ in units)
     forecast = Forecast(units, shapes, training.get("dtype", "fp32"),
-                        training.get("reduce_dtype", "fp32"), reshard, training.get("master_dtype", "fp32"))
+                        training.get("reduce_dtype", "fp32"), reshard, training.get("master_dtype", "fp32"),
+                        tables.get("federation", {}).get("scheme", "split"))
     passes = math.ceil(math.ceil(EVALUATED / ranks) / training["local_batch_size"])
     micro_steps = training["gradient_accumulation_steps"]
     reductions = micro_steps if training.get("reduce_each_micro_step", True) else 1

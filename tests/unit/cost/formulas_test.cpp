@@ -72,6 +72,36 @@ TEST(Formulas, ARoundBetweenAndInsideGroups) {
   EXPECT_EQ(round_bytes(plan, Layout::make(4, {}), options).inside(), 0);
 }
 
+TEST(Formulas, ARoundOfEveryScheme) {
+  using topology::Scheme;
+  const plan::ModelPlan plan = three_units();
+  const Layout layout = Layout::make(32, {.groups = 2, .shard_degree = 4, .replicate_degree = 4});
+  const auto rules = [](Scheme scheme, topology::Buckets buckets = {}) {
+    TrafficOptions options{{1, true, 1}, 2, 2, 2};
+    options.exchange = {scheme, buckets};
+    return options;
+  };
+  const Bytes naive = round_bytes(plan, layout, rules(Scheme::naive));
+  EXPECT_EQ(naive, (Bytes{0, 0, 0, 0, 30720}));  // flhsdp_32_naive
+  EXPECT_EQ(warm_up_end_bytes(plan, layout, rules(Scheme::naive)), naive);
+  EXPECT_EQ(synchronous_bytes(plan, layout, {Scheme::naive}), naive * 2);
+  EXPECT_EQ(synchronous_bytes(plan, layout, {Scheme::leader}), synchronous_bytes(plan, layout));
+  const Layout unequal = Layout::make(9, {std::vector<int>{6, 3}, std::vector<int>{2, 3}, -1});
+  for (const Layout& some : {layout, unequal}) {
+    EXPECT_EQ(round_bytes(plan, some, rules(Scheme::leader)), round_bytes(plan, some, rules(Scheme::split)));
+  }
+  EXPECT_EQ(round_bytes(plan, Layout::make(4, {1, 1, 4}), rules(Scheme::naive)), Bytes{});
+  for (const Scheme scheme : {Scheme::split, Scheme::leader, Scheme::naive}) {
+    TrafficOptions whole = rules(scheme), in_buckets = rules(scheme, {topology::Buckets::By::size, 100});
+    EXPECT_EQ(round_bytes(plan, layout, whole), round_bytes(plan, layout, in_buckets));
+    // Blocks end with their parts, of which there are more.
+    for (TrafficOptions* options : {&whole, &in_buckets}) {
+      options->compression = plan::usual_compression(plan::Compression::Kind::int8);
+    }
+    EXPECT_GT(round_bytes(plan, layout, in_buckets).between(), round_bytes(plan, layout, whole).between());
+  }
+}
+
 TEST(Formulas, AWarmUpSumsFp32GradientsAndEndsLikeARound) {
   TrafficOptions options{{1, true, 1}, 2, 2, 2};
   const plan::ModelPlan plan = three_units();

@@ -43,11 +43,11 @@ float change(std::int64_t index, int group, int round) {
 // One rank's part in an exchange.
 struct Member {
   Member(const topology::Layout& layout, int rank, const plan::ModelPlan& of, const Compression& compression,
-         comm::Axes& axes)
+         comm::Axes& axes, const topology::ExchangeRules& rules = {})
       : plan(of),
         at(layout.at(rank)),
         map(of, layout.group(at.group).shards, at.shard),
-        exchange(layout, rank, of, map, axes),
+        exchange(layout, rank, of, map, axes, rules),
         slice(exchange.slice_map(map)),
         compressed(compression, exchange, slice, axes, registry) {}
 
@@ -61,8 +61,10 @@ struct Member {
     }
     return values;
   }
-  // Adds factor * values, a packed slice or the packed parts that this group owns, to sums by global index.
+  // Adds factor * values, a packed slice or the packed parts that this group owns, to sums by global index; of what
+  // several replicas bring, once.
   void add(std::vector<double>& sums, const at::Tensor& values, double factor, bool owned_alone = false) const {
+    if (!exchange.is_counted()) return;
     std::int64_t offset = 0;
     for (const Exchange::Part& part : exchange.parts()) {
       if (owned_alone && part.owner != at.group) continue;
@@ -89,14 +91,15 @@ struct Member {
 };
 
 // Over the rounds, what was applied, and what both directions' residuals hold back, is what the groups have changed.
-void expect_nothing_is_lost(const topology::Layout& layout, const Compression& compression) {
+void expect_nothing_is_lost(const topology::Layout& layout, const Compression& compression,
+                            const topology::ExchangeRules& rules = {}) {
   constexpr int kRounds = 50;
   const plan::ModelPlan plan = tiny_model({}).plan;
   const std::vector<double> weights = weights_for(layout);
   std::vector<double> changed(static_cast<std::size_t>(plan.numel()), 0), accounted = changed;
   std::mutex mutex;
   testing_support::on_ranks(layout, [&](int rank, comm::Axes& axes) {
-    Member member(layout, rank, plan, compression, axes);
+    Member member(layout, rank, plan, compression, axes, rules);
     const double weight = weights[static_cast<std::size_t>(member.at.group)];
     for (int round = 0; round < kRounds; ++round) {
       const at::Tensor mine = member.packed([&](std::int64_t i) { return change(i, member.at.group, round); });
@@ -125,34 +128,59 @@ TEST(CompressedExchange, LosesNothingOverFiftyRounds) {
   }
 }
 
-TEST(CompressedExchange, SendsTheEncodedBytesAndAllGroupsDecodeTheSame) {
+using topology::Buckets;
+using topology::ExchangeRules;
+using topology::Scheme;
+
+const std::vector<ExchangeRules> kRules{{Scheme::leader, {Buckets::By::unit}, 1},
+                                        {Scheme::split, {Buckets::By::size, 33}, 3},
+                                        {Scheme::naive, {Buckets::By::size, 20}, 2}};
+
+TEST(CompressedExchange, LosesNothingInAnyScheme) {
+  const topology::Layout layout = layouts()[1];
+  for (const ExchangeRules& rules : kRules) {
+    for (const Compression& compression : compressions()) {
+      SCOPED_TRACE(testing::Message() << topology::name_of(rules.scheme) << ", kind "
+                                      << static_cast<int>(compression.kind));
+      expect_nothing_is_lost(layout, compression, rules);
+      if (testing::Test::HasFatalFailure()) return;
+    }
+  }
+}
+
+void expect_the_encoded_bytes(const topology::Layout& layout, const Compression& compression,
+                              const ExchangeRules& rules = {}) {
+  SCOPED_TRACE(testing::Message() << layout.describe() << ", kind " << static_cast<int>(compression.kind) << ", "
+                                  << topology::name_of(rules.scheme));
   const plan::ModelPlan plan = tiny_model({}).plan;
   std::vector<std::int64_t> unit_numel;
   for (const plan::UnitSpec& unit : plan.units) unit_numel.push_back(unit.numel());
-  for (const topology::Layout& layout : layouts()) {
-    for (const Compression& compression : compressions()) {
-      SCOPED_TRACE(testing::Message() << layout.describe() << ", kind " << static_cast<int>(compression.kind));
-      std::vector<std::vector<double>> means(static_cast<std::size_t>(layout.groups()),
-                                             std::vector<double>(static_cast<std::size_t>(plan.numel()), 0));
-      std::mutex mutex;
-      const comm::Traffic traffic = testing_support::on_ranks(layout, [&](int rank, comm::Axes& axes) {
-        Member member(layout, rank, plan, compression, axes);
-        const at::Tensor mean =
-            member.compressed.mean_of(member.packed([&](std::int64_t i) { return change(i, member.at.group, 0); }),
-                                      weights_for(layout), comm::Purpose::aggregate);
-        const std::lock_guard lock(mutex);
-        member.add(means[static_cast<std::size_t>(member.at.group)], mean, 1);
-      });
-      std::int64_t encoded = 0;
-      for (int rank = 0; rank < layout.world(); ++rank) {
-        for (const auto& part : topology::exchange_parts(layout, unit_numel, rank)) {
-          if (layout.group_of(rank) == 0) encoded += plan::encoded_bytes(compression, part.range.size());
-        }
-      }
-      EXPECT_EQ(traffic.inter_group, 2 * (layout.groups() - 1) * encoded);
-      EXPECT_EQ(traffic.of(comm::Purpose::aggregate), traffic.inter_group);
-      for (const auto& of_group : means) EXPECT_EQ(of_group, means[0]);
+  std::vector<std::vector<double>> means(static_cast<std::size_t>(layout.groups()),
+                                         std::vector<double>(static_cast<std::size_t>(plan.numel()), 0));
+  std::mutex mutex;
+  const comm::Traffic traffic = testing_support::on_ranks(layout, [&](int rank, comm::Axes& axes) {
+    Member member(layout, rank, plan, compression, axes, rules);
+    const at::Tensor mean =
+        member.compressed.mean_of(member.packed([&](std::int64_t i) { return change(i, member.at.group, 0); }),
+                                  weights_for(layout), comm::Purpose::aggregate);
+    const std::lock_guard lock(mutex);
+    member.add(means[static_cast<std::size_t>(member.at.group)], mean, 1);
+  });
+  std::int64_t encoded = 0;
+  for (int rank = 0; rank < layout.world(); ++rank) {
+    for (const auto& part : topology::exchange_parts(layout, unit_numel, rank, rules)) {
+      if (layout.group_of(rank) == 0) encoded += plan::encoded_bytes(compression, part.range.size());
     }
+  }
+  EXPECT_EQ(traffic.inter_group, 2 * (layout.groups() - 1) * encoded);
+  EXPECT_EQ(traffic.of(comm::Purpose::aggregate), traffic.inter_group);
+  for (const auto& of_group : means) EXPECT_EQ(of_group, means[0]);
+}
+
+TEST(CompressedExchange, SendsTheEncodedBytesAndAllGroupsDecodeTheSame) {
+  for (const Compression& compression : compressions()) {
+    for (const topology::Layout& layout : layouts()) expect_the_encoded_bytes(layout, compression);
+    for (const ExchangeRules& rules : kRules) expect_the_encoded_bytes(layouts()[1], compression, rules);
   }
 }
 

@@ -27,7 +27,7 @@ void exchange_once(What what, Exchange& exchange, comm::Axes& axes, const shard:
 }
 
 // An exchange on every rank; the bytes of the rank that needs most are the predicted ones.
-void expect_predicted(const topology::Layout& layout, What what) {
+void expect_predicted(const topology::Layout& layout, What what, const topology::ExchangeRules& rules) {
   const plan::ModelPlan plan = testing_support::tiny_model({}).plan;
   std::mutex mutex;
   std::vector<std::int64_t> most(static_cast<std::size_t>(layout.groups()), 0);  // by group
@@ -35,7 +35,7 @@ void expect_predicted(const topology::Layout& layout, What what) {
     const topology::Coordinates at = layout.at(rank);
     const shard::ArenaMap map(plan, layout.group(at.group).shards, at.shard);
     const shard::Arena arena(map);
-    Exchange exchange(layout, rank, plan, map, axes);
+    Exchange exchange(layout, rank, plan, map, axes, rules);
     const testing_support::MemoryMeter meter;
     exchange_once(what, exchange, axes, arena);
     const std::lock_guard lock(mutex);
@@ -46,15 +46,24 @@ void expect_predicted(const topology::Layout& layout, What what) {
     }
   });
   for (int group = 0; group < layout.groups(); ++group) {
-    EXPECT_EQ(most[static_cast<std::size_t>(group)], 4 * plan::exchange_numel(plan, layout, group))
-        << layout.describe() << ", group " << group;
+    EXPECT_EQ(most[static_cast<std::size_t>(group)], 4 * plan::exchange_numel(plan, layout, group, false, rules))
+        << layout.describe() << ", group " << group << ", " << topology::name_of(rules.scheme) << ", buckets "
+        << topology::text_of(rules.buckets) << ", " << rules.concurrency << " at once";
     if (layout.equal_groups()) break;  // the figure is that of the last group's ranks, which have most
   }
 }
 
 void expect_predicted(const topology::Layout& layout) {
-  expect_predicted(layout, What::a_round);
-  if (layout.groups() > 1) expect_predicted(layout, What::a_sum_of_gradients);  // of one group there is nothing to sum
+  expect_predicted(layout, What::a_round, {});
+  if (layout.groups() == 1) return;  // there is nothing to sum, and nothing to send in pieces
+  expect_predicted(layout, What::a_sum_of_gradients, {});
+  using topology::Buckets;
+  using topology::Scheme;
+  for (const Buckets& buckets : {Buckets{}, Buckets{Buckets::By::unit}, Buckets{Buckets::By::size, 30}}) {
+    for (const int concurrency : {1, 3}) expect_predicted(layout, What::a_round, {Scheme::split, buckets, concurrency});
+    expect_predicted(layout, What::a_round, {Scheme::leader, buckets, 2});
+    if (layout.equal_groups()) expect_predicted(layout, What::a_round, {Scheme::naive, buckets, 2});
+  }
 }
 
 TEST(ExchangeMemory, IsPredictedForEveryLayout) {

@@ -92,6 +92,7 @@ struct Case {
   std::vector<Values> by_group;
   std::vector<double> weights;
   at::ScalarType dtype = at::kFloat;
+  topology::ExchangeRules rules = {};
 };
 
 struct Outcome {
@@ -111,7 +112,7 @@ Outcome exchange(const Case& c, const std::function<void(const shard::Arena&)>& 
     const shard::Arena parameters(map, c.dtype), spread(map, c.dtype);
     write(c.plan, c.by_group[static_cast<std::size_t>(at.group)], parameters);
     const at::Tensor before = parameters.flat().clone();
-    Exchange exchange(layout, rank, c.plan, map, axes);
+    Exchange exchange(layout, rank, c.plan, map, axes, c.rules);
     const at::Tensor mean = exchange.mean_of(parameters, c.weights, comm::Purpose::aggregate);
     EXPECT_EQ(mean.numel(), exchange.slice_numel());
     exchange.spread(mean, spread, comm::Purpose::aggregate);
@@ -132,21 +133,24 @@ double weighted_sum(const Case& c, std::int64_t index) {
 }
 
 // One exchange with weights of a few bits: the fp64 sum is exact, so there is one right answer, to the bit.
-void expect_exact(const topology::Layout& layout, const plan::ModelPlan& plan) {
-  SCOPED_TRACE(layout.describe());
+void expect_exact(const topology::Layout& layout, const plan::ModelPlan& plan,
+                  const topology::ExchangeRules& rules = {}) {
+  SCOPED_TRACE(testing::Message() << layout.describe() << ", " << topology::name_of(rules.scheme) << ", buckets "
+                                  << topology::text_of(rules.buckets) << ", " << rules.concurrency << " at once");
   static const std::vector<std::vector<double>> weights{
       {1}, {0.25, 0.75}, {0.5, 0.125, 0.375}, {0.125, 0.25, 0.5, 0.125}};
   const int groups = layout.groups();
-  Case c{layout, plan, {}, weights[static_cast<std::size_t>(groups - 1)]};
+  Case c{layout, plan, {}, weights[static_cast<std::size_t>(groups - 1)], at::kFloat, rules};
   const std::int64_t numel = plan.numel();
   for (int g = 0; g < groups; ++g) c.by_group.push_back(random_values(numel, g));
   Values mean;
   for (std::int64_t i = 0; i < numel; ++i) mean.push_back(static_cast<float>(weighted_sum(c, i)));
   const Outcome outcome = exchange(c, [&](const shard::Arena& spread) { expect_holds(plan, mean, spread); });
 
+  const bool naive = rules.scheme == topology::Scheme::naive;
   std::int64_t spread = 0;
-  for (const topology::GroupShape& group : layout.shapes()) spread += (group.replicas - 1) * numel * 4;
-  EXPECT_EQ(outcome.traffic.inter_group, 2 * (groups - 1) * numel * 4);
+  for (const topology::GroupShape& group : layout.shapes()) spread += naive ? 0 : (group.replicas - 1) * numel * 4;
+  EXPECT_EQ(outcome.traffic.inter_group, 2 * (groups - 1) * numel * 4 * (naive ? layout.group(0).replicas : 1));
   EXPECT_EQ(outcome.traffic.intra_group, spread);
   EXPECT_EQ(outcome.traffic.of(comm::Purpose::aggregate), outcome.traffic.inter_group + outcome.traffic.intra_group);
   for (int g = 0; g < groups; ++g) {
@@ -221,12 +225,51 @@ TEST(Exchange, UnequalGroupsGetTheWeightedMeanRoundedOnce) {
   }
 }
 
+using topology::Buckets;
+using topology::Scheme;
+
+std::vector<topology::ExchangeRules> rules_for(const topology::Layout& layout) {
+  std::vector<topology::ExchangeRules> all;
+  for (const Scheme scheme : {Scheme::split, Scheme::leader, Scheme::naive}) {
+    bool fits = true;
+    for (const auto& group : layout.shapes()) fits = fits && group.replicas == layout.group(0).replicas;
+    if (scheme == Scheme::naive && !fits) continue;
+    all.push_back({scheme, {}});
+    all.push_back({scheme, {Buckets::By::unit}, 1});
+    all.push_back({scheme, {Buckets::By::unit}, 2});
+    all.push_back({scheme, {Buckets::By::size, 7}, 3});
+    all.push_back({scheme, {Buckets::By::size, 50}, 2});
+    all.push_back({scheme, {Buckets::By::size, 1}, 5});
+  }
+  return all;
+}
+
+TEST(Exchange, EverySchemeInBucketsOfAnySizeGetsTheSameBits) {
+  const plan::ModelPlan plan = plan_of({2, 1, 13, 1, 101, 2});
+  std::vector<topology::Layout> layouts;
+  for (const Shape& shape : {Shape{1, 1, 1}, {1, 3, 2}, {2, 1, 1}, {2, 2, 2}, {3, 2, 3}, {2, 3, 1}, {4, 1, 5}}) {
+    layouts.push_back(shape.layout());
+  }
+  for (const int groups : {2, 3, 4}) {
+    for (const topology::Layout& layout : unequal_layouts(groups)) layouts.push_back(layout);
+  }
+  for (const topology::Layout& layout : layouts) {
+    for (const topology::ExchangeRules& rules : rules_for(layout)) expect_exact(layout, plan, rules);
+    ASSERT_FALSE(testing::Test::HasFailure());
+  }
+}
+
+// A broadcast of more than one link of the chain.
+TEST(Exchange, ALeadersShardGoesDownTheChainInLinks) {
+  expect_exact(Shape{2, 3, 1}.layout(), plan_of({700'001}), {Scheme::leader, {}});
+}
+
 // With any weights the sum itself is rounded, but only in fp64; and all layouts get the same bits.
 TEST(Exchange, AnyWeightsGiveTheSameBitsInEveryLayout) {
   const plan::ModelPlan plan = plan_of({2, 1, 13, 1, 101, 2});
   Case c{Shape{}.layout(), plan, {}, {0.1, 0.3, 0.6}};
   for (int g = 0; g < 3; ++g) c.by_group.push_back(random_values(plan.numel(), g));
-  std::mutex mutex;
+  std::size_t rules = 0;
   Values first(static_cast<std::size_t>(plan.numel()), std::nanf(""));
   std::vector<topology::Layout> layouts = unequal_layouts(3);
   for (const Shape& shape : {Shape{3, 1, 1}, {3, 1, 2}, {3, 2, 1}, {3, 3, 4}, {3, 1, 17}}) {
@@ -235,6 +278,7 @@ TEST(Exchange, AnyWeightsGiveTheSameBitsInEveryLayout) {
   for (const topology::Layout& layout : layouts) {
     SCOPED_TRACE(layout.describe());
     c.layout = layout;
+    c.rules = rules_for(layout)[rules++ % rules_for(layout).size()];
     exchange(c, [&](const shard::Arena& spread) {
       for (int u = 0; u < spread.map().units(); ++u) {
         const topology::Range held = spread.map().range(u);

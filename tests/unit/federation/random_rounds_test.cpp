@@ -26,6 +26,10 @@ struct Draw {
   int bad_group = -1;                             // brings a NaN to the second round
   bool tied = false;
   plan::ExchangePatterns patterns = {};
+  bool pairs_replicas() const {
+    return std::all_of(layout.shapes().begin(), layout.shapes().end(),
+                       [&](const auto& group) { return group.replicas == layout.group(0).replicas; });
+  }
 };
 
 // From everything to a single element.
@@ -60,6 +64,10 @@ Draw draw(unsigned seed) {
   d.patterns = kPatterns[static_cast<std::size_t>(upto(static_cast<int>(kPatterns.size())) - 1)];
   if (d.patterns.include == std::vector<std::string>{"gain"})
     d.options.guard = 0;  // one element may move 10 times less
+  d.options.exchange.scheme = static_cast<topology::Scheme>(random() % (d.pairs_replicas() ? 3 : 2));
+  d.options.exchange.buckets.by = static_cast<topology::Buckets::By>(random() % 3);
+  d.options.exchange.buckets.numel = upto(100);
+  d.options.exchange.concurrency = upto(4);
   return d;
 }
 
@@ -163,7 +171,8 @@ struct Reference {
 void expect_follows_reference(unsigned seed) {
   const Draw d = draw(seed);
   SCOPED_TRACE(testing::Message() << "seed " << seed << ": " << d.layout.describe() << ", outer "
-                                  << static_cast<int>(d.options.outer.outer) << ", bad group " << d.bad_group);
+                                  << static_cast<int>(d.options.outer.outer) << ", bad group " << d.bad_group << ", "
+                                  << topology::name_of(d.options.exchange.scheme));
   nn::Model model = tiny_model({.tied = d.tied});
   model.plan = plan::keep_in_groups(model.plan, d.patterns);
   Reference reference;

@@ -36,8 +36,9 @@ std::vector<topology::Layout> layouts() {
 }
 
 // One step of all groups; a rank brings one sequence, some of whose labels are masked in the first group.
-void expect_one_step_of_all(const topology::Layout& layout, const std::vector<std::string>& frozen) {
-  SCOPED_TRACE(layout.describe());
+void expect_one_step_of_all(const topology::Layout& layout, const std::vector<std::string>& frozen,
+                            const topology::ExchangeRules& rules = {}) {
+  SCOPED_TRACE(testing::Message() << layout.describe() << ", " << topology::name_of(rules.scheme));
   const nn::Model whole = testing_support::tiny_model({});
   nn::Model model = whole;
   model.plan = plan::freeze(whole.plan, frozen);
@@ -57,7 +58,7 @@ void expect_one_step_of_all(const topology::Layout& layout, const std::vector<st
     shard::StateRegistry registry;
     shard::Engine engine(model, layout.group(at.group).shards, at.shard, axes, {{}, {}, kMaxNorm}, registry);
     engine.fill(testing_support::tiny_filler(engine.plan()));
-    Exchange exchange(layout, rank, engine.plan(), engine.map(), axes);
+    Exchange exchange(layout, rank, engine.plan(), engine.map(), axes, rules);
     const nn::MicroBatch mine{batch.tokens.narrow(0, rank, 1), batch.labels.narrow(0, rank, 1)};
     const shard::StepResult result =
         engine.step({&mine, 1}, [](int) {}, {.sum_over_groups = [&](const auto& sums, const auto& of_group) {
@@ -77,9 +78,10 @@ void expect_one_step_of_all(const topology::Layout& layout, const std::vector<st
   });
   EXPECT_EQ(norms.size(), 1U);  // to the bit
   EXPECT_EQ(digests.size(), 1U);
-  std::int64_t inside = 0;
-  const std::int64_t bytes = model.plan.exchanged_numel() * 4, between = 2 * (layout.groups() - 1) * bytes;
-  for (const topology::GroupShape& shape : layout.shapes()) inside += (shape.replicas - 1) * bytes;
+  const bool naive = rules.scheme == topology::Scheme::naive;
+  const std::int64_t bytes = model.plan.exchanged_numel() * 4, copies = naive ? layout.group(0).replicas : 1;
+  std::int64_t inside = 0, between = 2 * (layout.groups() - 1) * bytes * copies;
+  for (const topology::GroupShape& shape : layout.shapes()) inside += naive ? 0 : (shape.replicas - 1) * bytes;
   EXPECT_EQ(traffic.of(comm::Purpose::aggregate), between + inside);
 }
 
@@ -89,6 +91,18 @@ TEST(Synchronous, GradientsAndNormAreThoseOfAllGroupsWithTheSameBits) {
     expect_one_step_of_all(layout, {"table", "block1.*"});
     ASSERT_FALSE(testing::Test::HasFailure());
   }
+}
+
+TEST(Synchronous, EverySchemeCountsEachElementOnce) {
+  using topology::Scheme;
+  const topology::Buckets buckets{topology::Buckets::By::size, 20};
+  const auto layout = topology::Layout::make(12, {.groups = 2, .shard_degree = 3, .replicate_degree = 2});
+  expect_one_step_of_all(layout, {}, {Scheme::leader, buckets});
+  expect_one_step_of_all(layout, {"table"}, {Scheme::naive, buckets});
+  const auto unequal = topology::Layout::make(
+      8, {.groups = std::vector<int>{6, 2}, .shard_degree = std::vector<int>{3, 1}, .replicate_degree = 2});
+  expect_one_step_of_all(unequal, {}, {Scheme::naive});
+  expect_one_step_of_all(unequal, {}, {Scheme::leader});
 }
 
 }  // namespace

@@ -80,9 +80,9 @@ TEST(Memory, MomentsAndCommunicationFollowTheOptions) {
 TEST(Memory, ARoundByHand) {
   const ModelPlan plan = plan_of({7, 33});
   // Two groups of two shards: slices of 4 + 17 elements, of which a group owns at most 2 + 9 and sends 2 + 8. Two
-  // messages each way, and the result.
+  // messages, which come back in the same place, and the result.
   const std::int64_t numel = exchange_numel(plan, Layout::make(4, {.groups = 2}), 0);
-  EXPECT_EQ(numel, 21 + 2 * (10 + 11));
+  EXPECT_EQ(numel, 21 + 10 + 11);
   const MemoryTable two = predict_memory(plan, {.shards = 2, .federation = true, .exchange_bytes = numel * 4});
   EXPECT_EQ(two.bytes(MemoryPurpose::exchange), numel * 4);
   EXPECT_EQ(two.bytes(MemoryPurpose::mean), two.bytes(MemoryPurpose::parameters));
@@ -91,11 +91,32 @@ TEST(Memory, ARoundByHand) {
   // Seven replicas of one shard: of 7 + 33 elements at most 1 + 5; gathering all 40 takes more than any message.
   const auto ddp = Layout::make(14, {.groups = 2, .shard_degree = 1, .replicate_degree = 7});
   EXPECT_EQ(exchange_numel(plan, ddp, 0), 6 + 40);
-  // Two groups share each elementary range, so whatever a rank holds it sends or is sent once each way.
+  // Two groups share each elementary range, so whatever a rank holds it sends or is sent.
   const auto unequal = Layout::make(4, {.groups = std::vector<int>{1, 3}});
-  EXPECT_EQ(exchange_numel(plan, unequal, 0), 40 + 2 * 40);
-  EXPECT_EQ(exchange_numel(plan, unequal, 1), (3 + 11) + 2 * (3 + 11));
+  EXPECT_EQ(exchange_numel(plan, unequal, 0), 40 + 40);
+  EXPECT_EQ(exchange_numel(plan, unequal, 1), (3 + 11) + (3 + 11));
   EXPECT_EQ(predict_memory(plan, {.shards = 2}).bytes(MemoryPurpose::exchange), 0);
+}
+
+TEST(Memory, ARoundOfOtherSchemesAndInBucketsByHand) {
+  using topology::Buckets;
+  using topology::Scheme;
+  const ModelPlan plan = plan_of({7, 33});
+  const auto layout = Layout::make(8, {.groups = 2, .shard_degree = 2, .replicate_degree = 2});
+  const auto numel = [&](Scheme scheme, const Buckets& buckets = {}, int concurrency = 3) {
+    return exchange_numel(plan, layout, 0, false, {scheme, buckets, concurrency});
+  };
+  // Slices of 2 + 9, and the shard of 4 + 17 to gather; or shards with their messages, which are no larger.
+  EXPECT_EQ(numel(Scheme::split), 11 + 21);
+  EXPECT_EQ(numel(Scheme::leader), 21 + 21);
+  EXPECT_EQ(numel(Scheme::naive), 21 + 21);
+  EXPECT_EQ(numel(Scheme::naive, {Buckets::By::unit}, 1), 21 + 17);
+  EXPECT_EQ(numel(Scheme::naive, {Buckets::By::unit}, 2), 21 + 21);
+  EXPECT_EQ(numel(Scheme::naive, {Buckets::By::size, 5}, 1), 21 + 5);
+  // The first shard's elements 0 to 3 and 7 to 23 of the model, so 4, 3, 5, 5 and 4 in the buckets.
+  EXPECT_EQ(numel(Scheme::naive, {Buckets::By::size, 5}, 3), 21 + 14);
+  EXPECT_EQ(outer_numel(plan, layout, 0, usual_options(Outer::nesterov), {}, false, {Scheme::split}), 2 * 11);
+  EXPECT_EQ(outer_numel(plan, layout, 0, usual_options(Outer::nesterov), {}, false, {Scheme::naive}), 2 * 21);
 }
 
 TEST(Memory, Llama70bOn512Ranks) {

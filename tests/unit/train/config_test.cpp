@@ -163,12 +163,14 @@ TEST(Config, UnknownNamesGetTheNearestKnownOne) {
   EXPECT_EQ(refusal("[training]\nbatch_size = 3\n"),
             "run.toml:2: [training] has no key 'batch_size'; did you mean 'local_batch_size'?");
   EXPECT_EQ(refusal("[trainning]\nsteps = 3\n"), "run.toml:1: there is no table [trainning]; did you mean [training]?");
-  EXPECT_EQ(refusal("\n[federation]\ngammas = 3\n"),
-            "run.toml:3: [federation] has no key 'gammas'; its keys are every, start_step, prox_mu, weights, outer, "
-            "outer_lr, "
-            "outer_momentum, outer_beta1, outer_beta2, outer_tau, outer_max_norm, compress, block, top_k, guard, "
-            "inner_state, "
-            "delay, mix, fragments, measures, include, exclude");
+  EXPECT_EQ(
+      refusal("\n[federation]\ngammas = 3\n"),
+      "run.toml:3: [federation] has no key 'gammas'; its keys are every, start_step, prox_mu, weights, outer, "
+      "outer_lr, "
+      "outer_momentum, outer_beta1, outer_beta2, outer_tau, outer_max_norm, compress, block, top_k, scheme, bucket, "
+      "concurrency, guard, "
+      "inner_state, "
+      "delay, mix, fragments, measures, include, exclude");
   EXPECT_EQ(refusal("[training]\nlr = 3\n"), "run.toml:2: [training] has no key 'lr'; it belongs to [optimizer]");
   EXPECT_EQ(refusal("steps = 3\n"),
             "run.toml:1: 'steps' is not a table but a key; it belongs to [training] or [validation]");

@@ -137,6 +137,36 @@ TEST(Federation, CompressionHasItsUsualBlocks) {
             "[federation] top_k (64) must not be more than block (8)");
 }
 
+TEST(Federation, ReplicasShareAnExchangeByAScheme) {
+  const auto scheme = [](const std::string& text) { return smallest + "[federation]\nscheme = " + text + "\n"; };
+  EXPECT_EQ(exchange_rules(load(smallest).federation), topology::ExchangeRules{});
+  EXPECT_EQ(load(scheme("\"leader\"")).federation.scheme, topology::Scheme::leader);
+  const std::string unequal =
+      "[parallelism]\ngroups = [4, 2]\ndata_parallel_shard_degree = 2\n"
+      "data_parallel_replicate_degree = -1\n";
+  EXPECT_EQ(validate(load(scheme("\"leader\"") + unequal), 6).groups(), 2);
+  EXPECT_EQ(
+      refusal_to_run(scheme("\"naive\"") + unequal, 6),
+      "[federation] scheme = \"naive\" pairs the replicas of all groups, but group 0 has 2 and group 1 has 1; take "
+      "\"split\" or \"leader\"");
+  EXPECT_NE(refusal(scheme("\"ring\"")).find("\"split\" or \"leader\" or \"naive\""), std::string::npos);
+}
+
+TEST(Federation, AnExchangeGoesInBuckets) {
+  using topology::Buckets;
+  const auto bucket = [](const std::string& text) { return smallest + "[federation]\nbucket = " + text + "\n"; };
+  EXPECT_EQ(load(bucket("\"unit\"")).federation.bucket, Buckets{Buckets::By::unit});
+  const Config config = load(bucket("\"2MiB\"\nconcurrency = 5\nscheme = \"naive\""));
+  EXPECT_EQ(exchange_rules(config.federation),
+            (topology::ExchangeRules{topology::Scheme::naive, {Buckets::By::size, 1 << 19}, 5}));
+  EXPECT_EQ(load(resolved_toml(config)), config);
+  EXPECT_EQ(load(smallest, {"federation.bucket=64KiB"}).federation.bucket.numel, 1 << 14);
+  EXPECT_NE(refusal(bucket("\"2MB\"")).find("[federation] bucket: a bucket is \"whole\""), std::string::npos);
+  EXPECT_NE(refusal(bucket("25")).find("[federation] bucket"), std::string::npos);
+  EXPECT_NE(refusal(bucket("\"unit\"\nconcurrency = 0")).find("at least 1"), std::string::npos);
+  EXPECT_NE(refusal(bucket("\"whole\"\nconcurrency = 2")).find("has a meaning only with bucket"), std::string::npos);
+}
+
 TEST(Federation, PatternsChooseWhatRoundsExchange) {
   const auto of_two = [](const std::string& keys) {
     return smallest + "[parallelism]\ngroups = 2\n[federation]\n" + keys + "\n";
