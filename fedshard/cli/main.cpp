@@ -11,25 +11,28 @@
 #include <iostream>
 
 #include "fedshard/base/error.h"
+#include "fedshard/cli/bench.h"
 #include "fedshard/cli/data.h"
 #include "fedshard/cli/train.h"
 #include "fedshard/train/version.h"
 
 namespace {
 
+using fedshard::cli::BenchAggregateArgs;
 using fedshard::cli::DataEncodeArgs;
 using fedshard::cli::DataInspectArgs;
 using fedshard::cli::DataPrepareArgs;
 using fedshard::cli::TrainArgs;
 
+std::string from_1(const std::string& text) {
+  int number = 0;
+  const bool right = CLI::detail::lexical_cast(text, number) && number >= 1;
+  return right ? "" : "must be a whole number from 1, not '" + text + "'";
+}
+
 void add_train(CLI::App& app, TrainArgs& args) {
   CLI::App* train = app.add_subcommand("train", "Train as a config file says, on local ranks or as one rank of a job");
   train->add_option("config", args.config, "The TOML file (docs/configuration.md)")->required();
-  const auto from_1 = [](const std::string& text) {
-    int number = 0;
-    const bool right = CLI::detail::lexical_cast(text, number) && number >= 1;
-    return right ? "" : "must be a whole number from 1, not '" + text + "'";
-  };
   train->add_option("--ranks", args.ranks, "Start this many ranks here (default: the launcher's environment, else 1)")
       ->check(from_1);
   train
@@ -63,6 +66,30 @@ void add_data(CLI::App& app, DataPrepareArgs& prepare_args, DataInspectArgs& ins
   encode->add_option("input", encode_args.input, "A file, or - for standard input")->capture_default_str();
   encode->add_option("--tokenizer", encode_args.tokenizer, "'byte' or a tokenizer.json")->capture_default_str();
   encode->add_flag("--jsonl", encode_args.jsonl, "The input's lines are JSON records, each a document");
+}
+
+void add_bench(CLI::App& app, BenchAggregateArgs& args) {
+  CLI::App* bench = app.add_subcommand("bench", "Measure what a run is made of");
+  bench->require_subcommand(1);
+  CLI::App* aggregate = bench->add_subcommand(
+      "aggregate", "The exchange of a round, in every scheme, bucket and dtype, checked and timed");
+  const auto list = [&](const char* name, auto& values, const char* doc) {
+    aggregate->add_option(name, values, doc)->delimiter(',')->allow_extra_args(false)->capture_default_str();
+  };
+  aggregate
+      ->add_option("--ranks", args.ranks, "Start this many ranks here (default: the launcher's environment, else 4)")
+      ->check(from_1);
+  list("--groups", args.groups, "How many groups, or the ranks of each");
+  list("--shard", args.shard, "Shards of a group, or of each; its other ranks are replicas");
+  aggregate->add_option("--model", args.model, "The preset whose parameters are exchanged")->capture_default_str();
+  list("--units", args.units, "Elements of each unit, instead of a model");
+  list("--schemes", args.schemes, "[federation] scheme");
+  list("--buckets", args.buckets, "[federation] bucket");
+  list("--concurrency", args.concurrency, "[federation] concurrency; whole exchanges have none");
+  list("--dtypes", args.dtypes, "Of the parameters: fp32, bf16");
+  aggregate->add_option("--repeat", args.repeat, "Timed exchanges of each case; the median counts")
+      ->capture_default_str();
+  aggregate->add_option("--csv", args.csv, "Write the table to this file too");
 }
 
 // A daemon may start us with these closed. The first file we opened would then become standard output or error, and
@@ -112,8 +139,10 @@ int main(int argc, char** argv) {
   DataPrepareArgs prepare;
   DataInspectArgs inspect;
   DataEncodeArgs encode;
+  BenchAggregateArgs aggregate;
   add_train(app, train);
   add_data(app, prepare, inspect, encode);
+  add_bench(app, aggregate);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& e) {
@@ -127,6 +156,7 @@ int main(int argc, char** argv) {
       const int status = fedshard::cli::train(train);
       return train.dry_run ? check_output(status) : status;  // what a run leaves is in its folder, not there
     }
+    if (app.got_subcommand("bench")) return check_output(fedshard::cli::bench_aggregate(aggregate));
     const CLI::App* data = app.get_subcommand("data");
     if (data->got_subcommand("prepare")) return check_output(fedshard::cli::data_prepare(prepare));
     if (data->got_subcommand("inspect")) return check_output(fedshard::cli::data_inspect(inspect));

@@ -20,8 +20,8 @@
 #include "fedshard/comm/plain_words.h"
 #include "fedshard/comm/store.h"
 #include "fedshard/control/launch.h"
-#include "fedshard/control/ports.h"
 #include "fedshard/train/host.h"
+#include "fedshard/train/open_store.h"
 #include "fedshard/train/tensor_memory.h"
 #include "fedshard/train/trainer.h"
 #include "fedshard/train/turns.h"
@@ -37,12 +37,6 @@ constexpr double kLastWordsS = 60;  // how long rank 0 waits for the others' las
 
 std::chrono::milliseconds timeout_of(const Config& config) {
   return std::chrono::milliseconds(static_cast<std::int64_t>(config.comm.timeout_s * 1000));
-}
-
-// torchrun's agent serves a store at MASTER_ADDR:MASTER_PORT itself, unless told not to.
-bool agent_serves_store() {
-  const auto flag = control::process_environment("TORCHELASTIC_USE_AGENT_STORE");
-  return flag && (*flag == "True" || *flag == "1");
 }
 
 // Of computation, of the calling thread.
@@ -91,16 +85,6 @@ struct Process {
   std::mutex leaving;              // never let go: the process ends with the error of the rank that took it
 };
 
-std::shared_ptr<comm::Store> open_store(const Process& process, int group) {
-  const control::Place& place = process.place;
-  const auto timeout = timeout_of(process.config);
-  const bool serves = process.hosts_coordinator() && group == 0 && !agent_serves_store();
-  if (!serves) return comm::Store::connect(place.master_address, place.master_port, timeout);
-  control::ListeningSocket socket = control::listen_on(place.master_address, place.master_port);
-  const int port = socket.port();
-  return comm::Store::serve(socket.release(), place.master_address, port, timeout);
-}
-
 std::unique_ptr<control::CoordinatorClient> join_coordinator(const Process& process, const topology::Layout& layout,
                                                              int rank, comm::Store& store) {
   const control::Place& place = process.place;
@@ -128,7 +112,7 @@ std::string address_of(const control::Place& place) {
 void join(Process& process, const topology::Layout& layout) {
   for (int group = 0; group < process.groups(); ++group) {
     Connections& to = process.ranks[group];
-    to.store = open_store(process, group);
+    to.store = open_store(process.place, timeout_of(process.config), /*may_serve=*/group == 0);
     if (group == 0 && process.hosts_coordinator()) {
       const std::string& interface = process.config.comm.interface;
       process.host =

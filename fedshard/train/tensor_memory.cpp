@@ -46,4 +46,10 @@ void count_tensor_memory() {
 
 std::int64_t peak_tensor_bytes() { return peak.load(std::memory_order_relaxed); }
 
+std::int64_t restart_peak_tensor_bytes() {
+  const std::int64_t now = live.load(std::memory_order_relaxed);
+  peak.store(now, std::memory_order_relaxed);
+  return now;
+}
+
 }  // namespace fedshard::train

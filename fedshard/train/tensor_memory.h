@@ -13,4 +13,7 @@ void count_tensor_memory();
 // asked for.
 std::int64_t peak_tensor_bytes();
 
+// What is allocated now, from which the peak is counted anew.
+std::int64_t restart_peak_tensor_bytes();
+
 }  // namespace fedshard::train
