@@ -95,8 +95,15 @@ Bytes step_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, co
 Bytes round_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, const TrafficOptions& options) {
   const std::int64_t model = plan.exchanged_numel() * options.bytes_aggregate;
   const topology::Scheme scheme = options.exchange.scheme;
-  if (options.compression.kind == plan::Compression::Kind::none) return plain_exchange_bytes(layout, scheme, model);
-  return exchange_bytes(layout, scheme, model, encoded_bytes(plan, layout, options));
+  Bytes bytes;
+  if (options.average_moments) {
+    const plan::UpdateRules rules = plan::update_rules(plan, options.updates);
+    bytes = plain_exchange_bytes(layout, scheme, plan::exchanged_moments(plan, rules) * 4);
+  }
+  if (options.compression.kind == plan::Compression::Kind::none) {
+    return bytes + plain_exchange_bytes(layout, scheme, model);
+  }
+  return bytes + exchange_bytes(layout, scheme, model, encoded_bytes(plan, layout, options));
 }
 
 Bytes synchronous_bytes(const plan::ModelPlan& plan, const topology::Layout& layout,

@@ -21,6 +21,7 @@ struct TrafficOptions {
   plan::UpdateOptions updates = {};    // Muon's gathers whole matrices
   plan::Compression compression = {};  // of what goes between groups in a round
   topology::ExchangeRules exchange = {};
+  bool average_moments = false;  // of the inner optimizers, at every round
 };
 
 struct Bytes {
@@ -52,7 +53,7 @@ Bytes group_step_bytes(const plan::ModelPlan& plan, const topology::GroupShape& 
 // N b_a inside each, with the schemes split and leader; R times the former and none of the latter with naive; N
 // without frozen and group-local units. Buckets change no figure. Compressed, between groups 2 (G-1) times the encoded
 // bytes of each part that a group owns: there is no closed form, since blocks end with their part, so the parts are
-// gone through.
+// gone through. Where the inner optimizers' moments are averaged, the same once more of 4 bytes each, not compressed.
 Bytes round_bytes(const plan::ModelPlan& plan, const topology::Layout& layout, const TrafficOptions& options);
 
 // What a step of the synchronous warm-up sends beside step_bytes, to sum its fp32 gradients over the groups:

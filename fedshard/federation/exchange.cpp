@@ -57,6 +57,17 @@ void weigh(std::span<const at::Tensor> values, std::span<const double> weights, 
   }
 }
 
+// What arenas of `map` hold of the range.
+std::vector<topology::Range> held_of(const shard::ArenaMap& map, int unit, topology::Range range) {
+  std::vector<topology::Range> held;
+  for (const shard::ArenaPiece& piece : map.pieces()) {
+    if (piece.unit != unit) continue;
+    const topology::Range both{std::max(piece.range.begin, range.begin), std::min(piece.range.end, range.end)};
+    if (both.size() > 0) held.push_back(both);
+  }
+  return held;
+}
+
 }  // namespace
 
 Exchange::Exchange(const topology::Layout& layout, int rank, const plan::ModelPlan& plan, const shard::ArenaMap& map,
@@ -67,21 +78,7 @@ Exchange::Exchange(const topology::Layout& layout, int rank, const plan::ModelPl
   buckets_.resize(buckets);
   sizes_.resize(buckets);
   for (const topology::ExchangePart& found : topology::exchange_parts(layout, unit_numel, rank, rules)) {
-    Bucket& bucket = buckets_[static_cast<std::size_t>(found.bucket)];
-    BucketSizes& sizes = sizes_[static_cast<std::size_t>(found.bucket)];
-    if (bucket.end == 0) bucket.first = parts_.size();
-    bucket.end = parts_.size() + 1;
-    Part part{found.unit, found.range, slice_numel_, {}, {}, found.owner};
-    for (int group = 0; group < layout.groups(); ++group) {
-      const int peer = index_of(axes.federation->members(), found.holders[group]);
-      part.peers.push_back(peer);
-      if (group == group_ || (found.owner != group_ && found.owner != group)) continue;
-      auto& size = found.owner == group_ ? sizes.from_peer[peer] : sizes.to_owner[peer];
-      part.place[peer] = size;
-      size += found.range.size();
-    }
-    slice_numel_ += found.range.size();
-    parts_.push_back(std::move(part));
+    for (const topology::Range& held : held_of(map, found.unit, found.range)) add_part(layout, found, held);
   }
   const topology::GroupShape& shape = layout.group(group_);
   const int mine = layout.at(rank).replica;
@@ -90,11 +87,30 @@ Exchange::Exchange(const topology::Layout& layout, int rank, const plan::ModelPl
     if (replica == mine) me_ = replica_slices_.size();
     replica_numel_.push_back(0);
     replica_slices_.emplace_back();
-    for (const std::int64_t numel : unit_numel) {
-      replica_slices_.back().push_back(topology::slice_range(numel, shape, replica, map.shard(), rules.scheme));
-      replica_numel_.back() += replica_slices_.back().back().size();
+    for (int u = 0; u < std::ssize(unit_numel); ++u) {
+      const auto slice = topology::slice_range(unit_numel[u], shape, replica, map.shard(), rules.scheme);
+      replica_slices_.back().push_back(held_of(map, u, slice));
+      for (const topology::Range& held : replica_slices_.back().back()) replica_numel_.back() += held.size();
     }
   }
+}
+
+void Exchange::add_part(const topology::Layout& layout, const topology::ExchangePart& found, topology::Range range) {
+  Bucket& bucket = buckets_[static_cast<std::size_t>(found.bucket)];
+  BucketSizes& sizes = sizes_[static_cast<std::size_t>(found.bucket)];
+  if (bucket.end == 0) bucket.first = parts_.size();
+  bucket.end = parts_.size() + 1;
+  Part part{found.unit, range, slice_numel_, {}, {}, found.owner};
+  for (int group = 0; group < layout.groups(); ++group) {
+    const int peer = index_of(axes_.federation->members(), found.holders[group]);
+    part.peers.push_back(peer);
+    if (group == group_ || (found.owner != group_ && found.owner != group)) continue;
+    auto& size = found.owner == group_ ? sizes.from_peer[peer] : sizes.to_owner[peer];
+    part.place[peer] = size;
+    size += range.size();
+  }
+  slice_numel_ += range.size();
+  parts_.push_back(std::move(part));
 }
 
 void Exchange::pack(const shard::Arena& parameters, const Bucket& bucket,
@@ -184,11 +200,12 @@ void Exchange::gather(const at::Tensor& room, comm::Purpose purpose) {
 void Exchange::write(const at::Tensor& room, const shard::Arena& target) const {
   const c10::NoGradGuard no_grad;
   std::int64_t offset = 0;
-  for (const auto& slices : replica_slices_) {
-    for (int u = 0; u < static_cast<int>(slices.size()); ++u) {
-      if (slices[u].size() == 0) continue;
-      target.slice(u, slices[u]).copy_(room.narrow(0, offset, slices[u].size()));
-      offset += slices[u].size();
+  for (const Slice& slice : replica_slices_) {
+    for (int u = 0; u < std::ssize(slice); ++u) {
+      for (const topology::Range& range : slice[u]) {
+        target.slice(u, range).copy_(room.narrow(0, offset, range.size()));
+        offset += range.size();
+      }
     }
   }
 }
@@ -210,21 +227,23 @@ at::Tensor Exchange::slice_of(const shard::Arena& parameters) const {
 }
 
 shard::ArenaMap Exchange::slice_map(const shard::ArenaMap& map) const {
-  std::vector<std::vector<topology::Range>> kept;
-  for (const topology::Range& range : replica_slices_[me_]) {
-    kept.emplace_back();
-    if (range.size() > 0) kept.back().push_back(range);
-  }
-  return {map.on(at::kCPU), kept};
+  return {map.on(at::kCPU), replica_slices_[me_]};
 }
 
 shard::ArenaMap Exchange::shard_map(const shard::ArenaMap& map) const {
-  std::vector<std::vector<topology::Range>> kept(static_cast<std::size_t>(map.units()));
-  for (int u = 0; u < map.units(); ++u) {
-    const topology::Range whole{replica_slices_.front()[u].begin, replica_slices_.back()[u].end};
-    if (whole.size() > 0) kept[u].push_back(whole);
+  Slice all(static_cast<std::size_t>(map.units()));
+  for (const Slice& slice : replica_slices_) {
+    for (std::size_t u = 0; u < slice.size(); ++u) {
+      for (const topology::Range& range : slice[u]) {
+        if (!all[u].empty() && all[u].back().end == range.begin) {
+          all[u].back().end = range.end;
+        } else {
+          all[u].push_back(range);
+        }
+      }
+    }
   }
-  return {map.on(at::kCPU), kept};
+  return {map.on(at::kCPU), all};
 }
 
 double Exchange::square_distance(const shard::Arena& parameters, const at::Tensor& slice) const {

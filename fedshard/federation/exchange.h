@@ -41,8 +41,8 @@ class Exchange {
     std::size_t first = 0, end = 0;
   };
 
-  // Of what rounds of `plan` exchange. `map` and `axes` must outlive the exchange. Throws what topology::check_scheme
-  // throws.
+  // Of what rounds of `plan` exchange and arenas of `map` hold: the parameters, or state that not every element has.
+  // `axes` must outlive the exchange. Throws what topology::check_scheme throws.
   Exchange(const topology::Layout& layout, int rank, const plan::ModelPlan& plan, const shard::ArenaMap& map,
            comm::Axes& axes, const topology::ExchangeRules& rules = {});
 
@@ -87,6 +87,7 @@ class Exchange {
   int group() const { return group_; }  // this rank's
 
  private:
+  void add_part(const topology::Layout& layout, const topology::ExchangePart& found, topology::Range range);
   void pack(const shard::Arena& parameters, const Bucket& bucket, const std::vector<comm::Parcel>& to_owners) const;
   // Sums the parts of the bucket that this group owns into `mean`, from this rank's parameters and the other groups'
   // parcels, and leaves them there too.
@@ -102,9 +103,10 @@ class Exchange {
   std::vector<Bucket> buckets_;
   std::vector<BucketSizes> sizes_;  // of their messages
   std::int64_t slice_numel_ = 0;
-  std::size_t me_ = 0;                                        // among the replicas below
-  std::vector<std::int64_t> replica_numel_;                   // slice sizes, by replica; naive: of this rank alone
-  std::vector<std::vector<topology::Range>> replica_slices_;  // the slices, likewise and by unit
+  std::size_t me_ = 0;                                      // among the replicas below
+  std::vector<std::int64_t> replica_numel_;                 // slice sizes, by replica; naive: of this rank alone
+  using Slice = std::vector<std::vector<topology::Range>>;  // by unit
+  std::vector<Slice> replica_slices_;                       // likewise
 };
 
 }  // namespace fedshard::federation

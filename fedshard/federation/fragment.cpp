@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "fedshard/base/error.h"
@@ -52,10 +53,12 @@ std::unique_ptr<shard::Arena> Fragment::copy_of_slice(const shard::Arena& parame
   return copy;
 }
 
-std::vector<Contribution> Fragment::contributions(const shard::Arena& parameters, std::uint64_t digest) {
+std::vector<Contribution> Fragment::contributions(const shard::Arena& parameters, std::uint64_t digest,
+                                                  bool is_finite) {
   const at::Tensor slice = exchange_.slice_of(parameters);
   std::array<double, 2> sums{};
   if (exchange_.is_counted()) sums[0] = keeps_anchor() ? outer_.square_distance(slice) : square_norm_of(slice);
+  if (!is_finite) sums[0] = std::numeric_limits<double>::quiet_NaN();
   if (axes_.replica->size() > 1) {
     const auto digests = axes_.replica->collect(shard::halves_of(digest));
     for (const auto& of_replica : digests) sums[1] += of_replica != digests[0];

@@ -39,8 +39,9 @@ class Fragment {
   std::unique_ptr<shard::Arena> copy_of_slice(const shard::Arena& parameters) const;
 
   // By group: what each brings, its parameters or where an anchor is kept their distance from it. digest: of this
-  // rank's whole shard, which its replicas must share. Collective over the world.
-  std::vector<Contribution> contributions(const shard::Arena& parameters, std::uint64_t digest);
+  // rank's whole shard, which its replicas must share. is_finite: whether all else is that this rank brings; where not,
+  // neither is its group's norm. Collective over the world.
+  std::vector<Contribution> contributions(const shard::Arena& parameters, std::uint64_t digest, bool is_finite = true);
 
   // The groups' weighted mean of this rank's slice: [n] on the CPU. Nothing is changed yet. Collective over the
   // federation axis, and over the world where pseudo-gradients are clipped.

@@ -59,6 +59,11 @@ Federation::Federation(const topology::Layout& layout, int rank, const Federatio
         fragments[f], fragments.size() == 1 ? "" : fmt::format(" of fragment {}", f), registry));
   }
   if (options.rounds.delay > 0) background_ = std::make_unique<comm::Worker>();
+  if (options.average_moments && layout.groups() > 1) {
+    base::require(options.rounds.delay == 0 && options.rounds.fragments == 1,
+                  "moments are averaged in rounds of the whole model");
+    moments_.emplace(layout, rank, engine.plan(), axes, options.exchange, registry);
+  }
   if (options.prox_mu > 0 && layout.groups() > 1) proximal_.emplace(options.prox_mu, engine, registry);
 }
 
@@ -157,6 +162,7 @@ void Federation::exchange(Pending& round) {
   round.outcome.steps = plan.steps;
   const std::vector<bool> left_out = judge(round, fragment);
   round.outcome.weights = weights_of(options_.weights, plan.tokens, left_out);
+  if (moments_) round.outcome.updates = moments_->exchange(input.updates, round.outcome.weights);
   at::Tensor mean = fragment.mean_of(parameters, round.outcome.weights);
   round.measures.drift_square = fragment.exchange().square_distance(parameters, mean);
   const ChangeSums changes = fragment.change_sums(parameters, mean);
@@ -168,6 +174,7 @@ void Federation::exchange(Pending& round) {
                 input.round);
   // What can fail is behind: from here on every rank that is alive comes to the new parameters.
   fragment.commit(mean);
+  if (moments_) moments_->commit();
   mean.reset();
   if (overlaps()) round.next = std::make_unique<shard::Arena>(fragment.shard_map(), next.scalar_type());
   const shard::Arena& target = round.next ? *round.next : engine_.parameters();
@@ -191,8 +198,8 @@ void Federation::exchange(Pending& round) {
 // By group, whether it is left out of the round; the same on every rank.
 std::vector<bool> Federation::judge(Pending& round, Fragment& fragment) {
   const shard::Arena& parameters = round.brought ? *round.brought : engine_.parameters();
-  const std::vector<std::string> faults =
-      faults_of(fragment.contributions(parameters, round.shard_digest), options_.guard);
+  const std::vector<std::string> faults = faults_of(
+      fragment.contributions(parameters, round.shard_digest, !moments_ || moments_->are_finite()), options_.guard);
   std::vector<bool> left_out;
   std::string said;
   for (std::size_t group = 0; group < faults.size(); ++group) {

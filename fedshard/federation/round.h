@@ -19,6 +19,7 @@
 #include "fedshard/comm/worker.h"
 #include "fedshard/control/client.h"
 #include "fedshard/federation/fragment.h"
+#include "fedshard/federation/moments.h"
 #include "fedshard/federation/proximal.h"
 #include "fedshard/federation/weights.h"
 #include "fedshard/plan/rounds.h"
@@ -33,16 +34,18 @@ struct FederationOptions {
   double guard = 10;                 // faults_of's limit (guard.h)
   plan::RoundOptions rounds;
   double mix = 0;  // what a group keeps of its own parameters where it takes over the new ones; from 0 to below 1
-  bool measures = false;  // keep an anchor even where only the measures of a round need it
-  double prox_mu = 0;     // of FedProx's term (proximal.h); 0: none
+  bool measures = false;         // keep an anchor even where only the measures of a round need it
+  double prox_mu = 0;            // of FedProx's term (proximal.h); 0: none
+  bool average_moments = false;  // of the inner optimizers too (moments.h); without delay and fragments
 };
 
 struct RoundInput {
-  std::int64_t round = 1;   // counted from 1
-  std::int64_t step = 0;    // steps done
-  std::int64_t steps = 0;   // of this group, since the fragment's last round
-  std::int64_t tokens = 0;  // likewise
-  bool wants_stop = false;  // this rank would like the run to end here
+  std::int64_t round = 1;    // counted from 1
+  std::int64_t step = 0;     // steps done
+  std::int64_t steps = 0;    // of this group, since the fragment's last round
+  std::int64_t tokens = 0;   // likewise
+  std::int64_t updates = 0;  // that the inner optimizer's moments are of; read where they are averaged
+  bool wants_stop = false;   // this rank would like the run to end here
   int fragment = 0;
   comm::Traffic traffic = {};  // of this rank until now, but for what `RoundLinks::traffic` counts
 };
@@ -51,6 +54,7 @@ struct RoundOutcome {
   std::vector<double> weights;      // by group; 0 of those left out
   std::vector<std::int64_t> steps;  // by group, since the fragment's last round
   std::vector<int> left_out;        // groups that the guard kept from the average, which they receive like the others
+  std::int64_t updates = 0;         // that the inner optimizer's moments now count as, where they are averaged
   // Of the new parameters, equal in all groups; nothing where a delay leaves it to be compared beside training.
   std::optional<std::uint64_t> digest;
   double seconds = 0;          // from the begin to the new parameters, without training
@@ -131,6 +135,7 @@ class Federation {
   Exchange whole_;  // over training's axes: for the mean in mid-round, and the warm-up
   std::vector<std::unique_ptr<Fragment>> fragments_;
   std::optional<Proximal> proximal_;
+  std::optional<MomentsAverage> moments_;
   base::SteadyClock clock_;
   std::unique_ptr<Pending> pending_;
   comm::WorkPtr compared_;                    // the digests of the last round

@@ -98,6 +98,17 @@ MomentCounts moment_counts(const UpdateRules& rules) {
   return counts;
 }
 
+std::int64_t exchanged_moments(const ModelPlan& plan, const UpdateRules& rules) {
+  std::int64_t moments = 0;
+  for (std::size_t u = 0; u < plan.units.size(); ++u) {
+    if (!plan.units[u].is_exchanged()) continue;
+    for (std::size_t p = 0; p < rules[u].size(); ++p) {
+      moments += plan.units[u].parameters[p].numel() * moments_of(rules[u][p].update);
+    }
+  }
+  return moments;
+}
+
 std::int64_t staging_bytes(const ModelPlan& plan, std::int64_t shards) {
   std::int64_t largest = 0;
   for (const UnitSpec& unit : plan.units) {

@@ -62,6 +62,9 @@ struct MomentCounts {
 };
 MomentCounts moment_counts(const UpdateRules& rules);
 
+// The moments of all elements that rounds exchange, each counted.
+std::int64_t exchanged_moments(const ModelPlan& plan, const UpdateRules& rules);
+
 // Bytes of the arenas of moments on the rank that has most.
 std::int64_t moment_bytes(const ModelPlan& plan, const UpdateRules& rules, std::int64_t shards);
 

@@ -27,7 +27,7 @@ enum class OptimizerName { adamw, sgd, muon };
 enum class Decay { cosine, linear, none };
 enum class WeightsBy { tokens, uniform };
 using GroupWeights = std::variant<WeightsBy, std::vector<double>>;  // a list: by group
-enum class InnerState { keep, reset };
+enum class InnerState { keep, average, reset };
 enum class BackendChoice { automatic, gloo, nccl };  // "auto", "gloo", "nccl"
 enum class NonFinite { stop, skip };
 using model::ActivationCheckpoint;

@@ -134,8 +134,13 @@ void check_rounds(const Config& config, const topology::Layout& layout) {
   }
   if (f.inner_state != InnerState::keep && (f.delay > 0 || f.fragments > 1)) {
     fail<UsageError>(
-        "[federation] inner_state = \"reset\" needs rounds of the whole model at once: set delay = 0 and fragments = "
-        "1");
+        "[federation] inner_state = \"{}\" needs rounds of the whole model at once: set delay = 0 and fragments = 1",
+        f.inner_state == InnerState::reset ? "reset" : "average");
+  }
+  if (f.inner_state == InnerState::average && plan::moments_of(update_options(config.optimizer).update) == 0) {
+    fail<UsageError>(
+        "[federation] inner_state = \"average\" needs an optimizer that has moments, which sgd without momentum has "
+        "not: set inner_state = \"keep\"");
   }
   if (f.start_step > 0 && !(f.include.empty() && f.exclude.empty())) {
     fail<UsageError>(

@@ -236,7 +236,8 @@ void add_federation_and_comm(std::vector<Key>& keys) {
           "its parameters, or where an anchor is kept (any `outer` but plain `fedavg`, any `compress`) of their change "
           "since the last round. Its own optimizer then starts anew. 0: whatever norm is finite; otherwise at least 1.")
       .key("inner_state", &F::inner_state, any,
-           "What a round does with the moments of a group's own optimizer: `keep`, or `reset` to nothing.")
+           "What a round does with the moments of a group's own optimizer: `keep`, `average` over the groups as the "
+           "parameters are, or `reset` to nothing.")
       .key("delay", &F::delay, between(0, 1 << 30),
            "Steps that groups train on while an exchange runs beside them, on communicators and a thread of its own, "
            "before they apply what it has brought; at most those between two exchanges. Costs a copy of the rank's "

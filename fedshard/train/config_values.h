@@ -62,8 +62,8 @@ struct Choices<WeightsBy> {
 };
 template <>
 struct Choices<InnerState> {
-  static constexpr std::array<std::pair<const char*, InnerState>, 2> all{
-      {{"keep", InnerState::keep}, {"reset", InnerState::reset}}};
+  static constexpr std::array<std::pair<const char*, InnerState>, 3> all{
+      {{"keep", InnerState::keep}, {"average", InnerState::average}, {"reset", InnerState::reset}}};
 };
 template <>
 struct Choices<plan::Outer> {

@@ -48,7 +48,11 @@ std::int64_t exchange_bytes(const Config& config, const plan::ModelPlan& plan, c
                               ? plan::exchange_numel(fragment, layout, group, delayed, rules) * master
                               : plan::compressed_exchange_bytes(fragment, layout, group, compression, delayed, rules));
   }
-  return most;
+  if (config.federation.inner_state != InnerState::average) return most;
+  // What the moments' mean leads to is kept until the commit, and they are fp32. An upper bound.
+  return plan::moment_bytes(plan, plan::update_rules(plan, update_options(config.optimizer)),
+                            layout.group(group).shards) +
+         std::max(most, whole * bytes_of(at::kFloat));
 }
 
 // Of all steps of all groups, without what the warm-up sends beside them. Nothing where only the run will show how many
@@ -126,7 +130,8 @@ std::string forecast_traffic(const Config& config, const topology::Layout& layou
                                      bytes_of(engine.dtypes.master),
                                      update_options(config.optimizer),
                                      compression_of(config.federation),
-                                     exchange_rules(config.federation)};
+                                     exchange_rules(config.federation),
+                                     config.federation.inner_state == InnerState::average};
   const cost::Bytes step = cost::step_bytes(plan, layout, options);
   const cost::Bytes sum = cost::synchronous_bytes(plan, layout, options.exchange);
   const cost::Bytes round = cost::round_bytes(plan, layout, options);

@@ -102,6 +102,7 @@ federation::FederationOptions federation_options(const Config& config) {
   options.mix = config.federation.mix;
   options.measures = config.federation.measures;
   options.prox_mu = config.federation.prox_mu;
+  options.average_moments = config.federation.inner_state == InnerState::average;
   return options;
 }
 

@@ -136,6 +136,7 @@ void Trainer::begin_round(int fragment) {
                            .step = step_,
                            .steps = step_ - last.step,
                            .tokens = tokens_ - last.tokens,
+                           .updates = updates_,
                            .wants_stop = past_time_limit(),
                            .fragment = fragment,
                            .traffic = rounds_.delay > 0 ? context_.traffic.read() : comm::Traffic{}});
@@ -151,9 +152,12 @@ void Trainer::finish_round() {
     context_.coordinator.set_step(step_);
     mark_round();
   }
+  const InnerState inner_state = context_.config.federation.inner_state;
   // Moments of a group that was not sound would lead it astray again.
   const bool left_out = std::count(outcome.left_out.begin(), outcome.left_out.end(), at_.group) > 0;
-  if (left_out || context_.config.federation.inner_state == InnerState::reset) {
+  if (inner_state == InnerState::average) {
+    updates_ = outcome.updates;
+  } else if (left_out || inner_state == InnerState::reset) {
     optimizer_->reset();
     updates_ = 0;
   }

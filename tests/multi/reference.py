@@ -40,6 +40,7 @@ class Recipe:
     delay: int = 0                # steps from a capture of the groups' parameters to the use of their mean
     mix: float = 0.0              # what a group keeps of its own parameters there
     fragments: int = 1            # parts of the model that are averaged apart
+    average_moments: bool = False  # of AdamW too, where the parameters are
     optimizer: str = "adamw"
     lr: float = 0.003
     weight_decay: float = 0.1
@@ -208,9 +209,23 @@ class Rounds:
         self.apply()
 
     @torch.no_grad()
+    def average_moments(self):
+        for parameters in zip(*(group.model.parameters() for group in self.groups)):
+            states = [group.optimizer.state[p] for group, p in zip(self.groups, parameters)]
+            for moment in ("exp_avg", "exp_avg_sq"):
+                mean = sum(weight * state[moment].double() for weight, state in zip(self.averaging, states)).float()
+                for state in states:
+                    state[moment].copy_(mean)
+            steps = round(sum(weight * state["step"].item() for weight, state in zip(self.averaging, states)))
+            for state in states:
+                state["step"].fill_(steps)
+
+    @torch.no_grad()
     def apply(self):
         fragment, _, means = self.under_way
         self.under_way = None
+        if self.recipe.average_moments:
+            self.average_moments()
         anchors = list(self.anchor.parameters())
         members = [n for n in self.of_fragment[fragment] if means[n] is not None]
         for n in members:

@@ -12,6 +12,7 @@ ranks:
              slices; b_a bytes of a master parameter
              With scheme = "naive" R times the bytes between groups and none inside; buckets change no figure
              A step of the warm-up: the same of fp32 gradients; the end of the warm-up: a round's
+             Of averaged moments: the same of fp32, for each that an element has
   state      the same once for every evaluation that needs a mean: when steps were done since the last round
 """
 
@@ -38,17 +39,24 @@ def unit_sizes(hidden_size=32, intermediate_size=56, layers=2, heads=4, kv_heads
     return [(table, 1)] + blocks + [(hidden_size + table, 1)]
 
 
+def averaged_moments(units, tables, layers=2, hidden_size=32):
+    """AdamW has two of each element; Muon one of each matrix of a block, and AdamW's of all else."""
+    blocks = sum(numel for numel, gathers in units if gathers == 2) - layers * 2 * hidden_size
+    return 2 * sum(numel for numel, _ in units) - (blocks if "optimizer" in tables else 0)
+
+
 class Forecast:
     """Closed forms for one run; shapes: (replicas, shards) of each group."""
 
     def __init__(self, units, shapes, dtype="fp32", reduce_dtype="fp32", reshard=True, master_dtype="fp32",
-                 scheme="split"):
+                 scheme="split", moments=0):
         bytes_of = {"fp32": 4, "bf16": 2}
         self.units, self.shapes = units, shapes
         self.b_g, self.b_r, self.reshard = bytes_of[dtype], bytes_of[reduce_dtype], reshard
         self.b_a = bytes_of[master_dtype]
         self.naive = scheme == "naive"
         self.numel = sum(numel for numel, _ in units)
+        self.moments = moments  # elements whose means go along with a round's
 
     def moved(self, gathers):
         """Elements that gathers of each unit move, `gathers(times)` times; its reductions move one gather's."""
@@ -66,7 +74,10 @@ class Forecast:
         """How many rounds' bytes go into this many steps of the warm-up and its end."""
         return steps * 4 // self.b_a + 1 if steps else 0
 
-    def bytes(self, micro_steps, reductions, rounds=0, eval_passes=0, means=0, muon_steps=0):
+    def of_moments(self, a_mean):
+        return a_mean * 4 * self.moments // (self.b_a * self.numel)
+
+    def bytes(self, micro_steps, reductions, rounds=0, eval_passes=0, means=0, muon_steps=0, own_rounds=0):
         once = self.moved(lambda times: 1)
         training = self.moved(lambda times: times if self.reshard else 1)
         ring = sum(2 * (replicas - 1) * shards * math.ceil(numel / shards)
@@ -76,7 +87,7 @@ class Forecast:
         return {"gather": (micro_steps * training + eval_passes * once) * self.b_g + muon_steps * blocks * 4,
                 "reduce": reductions * once * self.b_r,
                 "replica": reductions * ring * self.b_r,
-                "aggregate": rounds * a_mean,
+                "aggregate": rounds * a_mean + own_rounds * self.of_moments(a_mean),
                 "state": means * a_mean}
 
 
@@ -111,6 +122,9 @@ RUNS = {
     "fl+hsdp, bf16 masters": ((2, 2, 2), {"training": {"dtype": "bf16", "master_dtype": "bf16"}}),
     "fl+hsdp, leaders in buckets": ([(2, 2), (1, 2)], {"federation": {"scheme": "leader", "bucket": "8KiB"}}),
     "fl+hsdp, naive": ((2, 2, 2), {"federation": {"scheme": "naive", "start_step": 1}}),
+    "fl+hsdp, averaged moments": ([(2, 2), (1, 2)], {"federation": {"inner_state": "average"}}),
+    "fl+fsdp, averaged moments of muon": ([(1, 1), (1, 3)], {"federation": {"inner_state": "average"},
+                                                             "optimizer": {"name": "muon", "lr": 1e-3}}),
     "fl+fsdp, FedProx": ((2, 1, 2), {"federation": {"prox_mu": 0.1}}),
     "fl+fsdp, a warm-up": ((2, 1, 3), {"federation": {"start_step": 2}}),
     "fl+hsdp, a warm-up": ((2, 2, 2), {"federation": {"start_step": 2},
@@ -141,7 +155,8 @@ def test_bytes_equal_closed_forms(name, program):
     assert run.start["params"] == sum(numel for numel, _ in units)
     forecast = Forecast(units, shapes, training.get("dtype", "fp32"),
                         training.get("reduce_dtype", "fp32"), reshard, training.get("master_dtype", "fp32"),
-                        tables.get("federation", {}).get("scheme", "split"))
+                        tables.get("federation", {}).get("scheme", "split"),
+                        averaged_moments(units, tables) if tables.get("federation", {}).get("inner_state") else 0)
     passes = math.ceil(math.ceil(EVALUATED / ranks) / training["local_batch_size"])
     micro_steps = training["gradient_accumulation_steps"]
     reductions = micro_steps if training.get("reduce_each_micro_step", True) else 1
@@ -152,18 +167,20 @@ def test_bytes_equal_closed_forms(name, program):
     rounds = [step for step in range(start + 3, 8, 3) if federated]
     means = [step for step in (3, 6, 7) if federated and step > start and step not in rounds]
     warm_up = forecast.warm_up(start)
+    is_muon = tables.get("optimizer", {}).get("name") == "muon"
     at_rounds = [(r["step"], by_purpose(r)) for r in run.of("traffic")[:-1]]
     assert at_rounds == [(step, forecast.bytes(step * micro_steps, step * reductions, warm_up + i + 1,
-                                               sum(e < step for e in (3, 6)) * passes, sum(m < step for m in means)))
+                                               sum(e < step for e in (3, 6)) * passes, sum(m < step for m in means),
+                                               step if is_muon else 0, i + 1))
                          for i, step in enumerate(rounds)]
     last = run.traffic()
     assert last["step"] == 7
-    muon_steps = 7 if tables.get("optimizer", {}).get("name") == "muon" else 0
     assert by_purpose(last) == forecast.bytes(7 * micro_steps, 7 * reductions, warm_up + len(rounds), 3 * passes,
-                                               len(means), muon_steps)
+                                               len(means), 7 if is_muon else 0, len(rounds))
 
     # Between groups go the parts that are averaged, and a few numbers at rounds and evaluations.
-    averaged = (warm_up + len(rounds) + len(means)) * forecast.between()
+    averaged = ((warm_up + len(rounds) + len(means)) * forecast.between() +
+                len(rounds) * forecast.of_moments(forecast.between()))
     assert averaged <= last["inter_group"] <= averaged + last["control"]
     assert last["intra_group"] + last["inter_group"] == sum(by_purpose(last).values()) + last["control"]
     assert (last["control"] > 0) == (ranks > 1)

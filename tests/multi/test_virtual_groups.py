@@ -19,6 +19,8 @@ CASES = {
                                                           "data_parallel_replicate_degree": -1}}),
     "nesterov, int8": (2, 2, {"federation": {"outer": "nesterov", "outer_max_norm": 1.0, "compress": "int8",
                                              "block": 64, "inner_state": "reset"}}),
+    "averaged moments": (2, 2, {"federation": {"inner_state": "average", "scheme": "leader"},
+                                "optimizer": {"name": "muon", "lr": 1e-3}}),
     "validation in mid-round": (2, 2, {"validation": {"interval": 3}}),
     "gradient accumulation": (2, 1, {"training": {"gradient_accumulation_steps": 3}}),
     "a warm-up and FedProx": (2, 2, {"federation": {"start_step": 2, "prox_mu": 0.1}}),
