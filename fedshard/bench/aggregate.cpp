@@ -114,7 +114,7 @@ void measure_aggregates(const AggregateOptions& options, const topology::Layout&
     fill(options.plan, parameters, [&](std::int64_t index) { return value_of(index, at.group); });
     federation::Exchange exchange(layout, rank, options.plan, map, axes, what.rules);
     const auto aggregate = [&] {
-      exchange.spread(exchange.mean_of(parameters, weights, comm::Purpose::aggregate), mean, comm::Purpose::aggregate);
+      exchange.write(exchange.gathered_mean_of(parameters, weights, comm::Purpose::aggregate), mean);
     };
     aggregate();
     check_mean(options.plan, layout.groups(), mean);

@@ -158,9 +158,9 @@ void Exchange::take(const Bucket& bucket, const std::vector<comm::Parcel>& retur
   }
 }
 
-at::Tensor Exchange::mean_of(const shard::Arena& parameters, std::span<const double> weights, comm::Purpose purpose) {
+void Exchange::mean_of(const shard::Arena& parameters, std::span<const double> weights, comm::Purpose purpose,
+                       const at::Tensor& mean) {
   const c10::NoGradGuard no_grad;
-  const at::Tensor mean = at::empty({slice_numel_}, parameters.dtype());
   using Parcels = std::vector<comm::Parcel>;
   exchange_buckets(
       *axes_.federation, sizes_, parameters.dtype(), rules_.concurrency, purpose,
@@ -168,7 +168,20 @@ at::Tensor Exchange::mean_of(const shard::Arena& parameters, std::span<const dou
        .sum = [&](std::size_t b,
                   const Parcels& of_peers) { sum_owned(parameters, buckets_[b], of_peers, weights, mean); },
        .take = [&](std::size_t b, const Parcels& returned) { take(buckets_[b], returned, mean); }});
+}
+
+at::Tensor Exchange::mean_of(const shard::Arena& parameters, std::span<const double> weights, comm::Purpose purpose) {
+  const at::Tensor mean = at::empty({slice_numel_}, parameters.dtype());
+  mean_of(parameters, weights, purpose, mean);
   return mean;
+}
+
+at::Tensor Exchange::gathered_mean_of(const shard::Arena& parameters, std::span<const double> weights,
+                                      comm::Purpose purpose) {
+  const at::Tensor all = room(parameters.dtype());
+  mean_of(parameters, weights, purpose, own(all));
+  gather(all, purpose);
+  return all;
 }
 
 at::Tensor Exchange::room(at::ScalarType dtype) const {

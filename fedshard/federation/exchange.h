@@ -50,6 +50,11 @@ class Exchange {
   // parameters' dtype on the CPU, unit after unit. What a group of weight 0 holds, finite or not, has no part in it.
   // Collective over the federation axis. `parameters` is only read, and need hold this rank's slice alone.
   at::Tensor mean_of(const shard::Arena& parameters, std::span<const double> weights, comm::Purpose purpose);
+  // The same, written to `mean`.
+  void mean_of(const shard::Arena& parameters, std::span<const double> weights, comm::Purpose purpose,
+               const at::Tensor& mean);
+  // The same of all that the replicas' slices are together, in a room(). Collective over the replica axis too.
+  at::Tensor gathered_mean_of(const shard::Arena& parameters, std::span<const double> weights, comm::Purpose purpose);
 
   // Room for all that the replicas' slices are together, replica after replica: of `dtype`, on the CPU. own(room): this
   // rank's slice in it, a view. gather(room) fills in the other replicas', from the own slice of each. Collective over

@@ -71,7 +71,12 @@ std::vector<Contribution> Fragment::contributions(const shard::Arena& parameters
 
 at::Tensor Fragment::mean_of(const shard::Arena& parameters, std::span<const double> weights) {
   at::Tensor mean;
-  if (compressed_) {
+  if (!keeps_anchor()) {
+    // The mean is the new parameters, so it comes about where these are gathered.
+    room_ = exchange_.room(dtype_);
+    mean = exchange_.own(room_);
+    exchange_.mean_of(parameters, weights, comm::Purpose::aggregate, mean);
+  } else if (compressed_) {
     const at::Tensor change = outer_.change_of(exchange_.slice_of(parameters));
     mean = outer_.changed_by(compressed_->mean_of(change, weights, comm::Purpose::aggregate));
   } else {
@@ -87,14 +92,18 @@ ChangeSums Fragment::change_sums(const shard::Arena& parameters, const at::Tenso
 }
 
 at::Tensor Fragment::next_parameters(const at::Tensor& mean, std::int64_t round) {
-  const at::Tensor all = exchange_.room(dtype_), mine = exchange_.own(all);
-  outer_.next_parameters(mean, norm_, mine);
-  // What groups bring is sound, so only the step itself can have led there.
-  if (keeps_anchor() && !at::isfinite(mine).all().item<bool>()) {
-    base::fail<base::RunError>(
-        "round {}: the outer step leads to parameters that are not finite: lower [federation] outer_lr or set "
-        "outer_max_norm",
-        round);
+  at::Tensor all = std::exchange(room_, {});
+  if (keeps_anchor()) {
+    all = exchange_.room(dtype_);
+    const at::Tensor mine = exchange_.own(all);
+    outer_.next_parameters(mean, norm_, mine);
+    // What groups bring is sound, so only the step itself can have led there.
+    if (!at::isfinite(mine).all().item<bool>()) {
+      base::fail<base::RunError>(
+          "round {}: the outer step leads to parameters that are not finite: lower [federation] outer_lr or set "
+          "outer_max_norm",
+          round);
+    }
   }
   exchange_.gather(all, comm::Purpose::aggregate);
   return all;

@@ -68,6 +68,7 @@ class Fragment {
   at::ScalarType dtype_;
   OuterState outer_;
   std::optional<CompressedExchange> compressed_;
+  at::Tensor room_;  // of the last mean, where that is the new parameters already
   double norm_ = 0;  // of the last mean's pseudo-gradient, where they are clipped
 };
 

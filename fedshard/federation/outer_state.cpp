@@ -103,10 +103,6 @@ at::Tensor OuterState::step(const at::Tensor& mean, double factor, topology::Ran
 
 void OuterState::next_parameters(const at::Tensor& mean, double norm, const at::Tensor& parameters) const {
   const c10::NoGradGuard no_grad;
-  if (!keeps_anchor()) {
-    parameters.copy_(mean);
-    return;
-  }
   base::require(has_anchor_, "the outer optimizer has no anchor yet");
   for (const topology::Range chunk : chunks_of(mean.numel())) {
     parameters.narrow(0, chunk.begin, chunk.size()).copy_(step(mean, clip_factor(options_, norm), chunk, false));

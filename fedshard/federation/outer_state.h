@@ -50,9 +50,9 @@ class OuterState {
   at::Tensor changed_by(const at::Tensor& change) const;
 
   // The outer step from the groups' mean (a packed slice). `norm`: of the whole model's pseudo-gradient, the same on
-  // all ranks of the world; read where the options clip. next_parameters: where it leads, rounded to the dtype of
-  // `parameters` (a packed slice); the state stays as it is. commit, with the same arguments and that dtype: the state
-  // takes the step, and its anchor is these parameters.
+  // all ranks of the world; read where the options clip. next_parameters: where it leads from the anchor, which must be
+  // kept, rounded to the dtype of `parameters` (a packed slice); the state stays as it is. commit, with the same
+  // arguments and that dtype: the state takes the step, and its anchor is these parameters.
   void next_parameters(const at::Tensor& mean, double norm, const at::Tensor& parameters) const;
   void commit(const at::Tensor& mean, double norm, at::ScalarType dtype);
 

@@ -88,8 +88,8 @@ shard::GradientHooks Federation::synchronous_step() {
 void Federation::end_warm_up() {
   std::vector<double> the_first(static_cast<std::size_t>(layout_.groups()), 0.0);
   the_first[0] = 1;
-  const at::Tensor slice = whole_.mean_of(engine_.parameters(), the_first, comm::Purpose::aggregate);
-  whole_.spread(slice, engine_.parameters(), comm::Purpose::aggregate);
+  whole_.write(whole_.gathered_mean_of(engine_.parameters(), the_first, comm::Purpose::aggregate),
+               engine_.parameters());
   set_anchor();
 }
 
@@ -258,8 +258,8 @@ shard::Arena Federation::mean_parameters(std::int64_t tokens_since_round) {
   mean.flat().copy_(engine_.parameters().flat());  // of which frozen and group-local units stay
   const bool never_alike = options_.mix > 0 || fragments_.size() > 1;
   if (never_alike || std::accumulate(tokens.begin(), tokens.end(), std::int64_t{0}) > 0) {
-    whole_.spread(whole_.mean_of(engine_.parameters(), weights_of(options_.weights, tokens), comm::Purpose::state),
-                  mean, comm::Purpose::state);
+    const std::vector<double> weights = weights_of(options_.weights, tokens);
+    whole_.write(whole_.gathered_mean_of(engine_.parameters(), weights, comm::Purpose::state), mean);
   }
   return mean;
 }

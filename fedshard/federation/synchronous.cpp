@@ -28,9 +28,9 @@ double owned_squares(const Exchange& exchange, const at::Tensor& slice) {
 shard::StepSums sum_over_groups(Exchange& exchange, comm::Axes& axes, const shard::Arena& gradients,
                                 const shard::StepSums& of_group) {
   const std::vector<double> ones(axes.group_members.size(), 1.0);
-  const at::Tensor sum = exchange.mean_of(gradients, ones, comm::Purpose::aggregate);
-  exchange.spread(sum, gradients, comm::Purpose::aggregate);
-  std::array<double, 1> squares{owned_squares(exchange, sum)};
+  const at::Tensor sums_of_all = exchange.gathered_mean_of(gradients, ones, comm::Purpose::aggregate);
+  exchange.write(sums_of_all, gradients);
+  std::array<double, 1> squares{owned_squares(exchange, exchange.own(sums_of_all))};
   axes.group->sum(squares);
   std::array<double, 3> sums{of_group.loss, of_group.tokens, squares[0]};
   comm::sum_over_groups(axes, sums);

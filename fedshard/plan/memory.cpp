@@ -281,14 +281,14 @@ std::int64_t MemoryTable::host_total() const {
   return sum;
 }
 
-std::int64_t exchange_numel(const ModelPlan& plan, const topology::Layout& layout, int group, bool delayed,
-                            const topology::ExchangeRules& rules) {
-  return most_of(plan, layout, group, {}, rules, [&](const RoundParts& parts) {
-    // The result stays until the commit, and what it leads to is gathered beside it; with a delay that goes on to an
-    // arena of its own.
-    const std::int64_t messages = most_at_once(parts.messages, rules.concurrency);
-    const std::int64_t copy = delayed ? parts.slice : 0, taken_over = delayed ? 2 * parts.shard : 0;
-    return std::max(parts.slice + std::max(copy + messages, parts.shard), taken_over);
+std::int64_t exchange_numel(const ModelPlan& plan, const topology::Layout& layout, int group, const RoundKind& round) {
+  return most_of(plan, layout, group, {}, round.rules, [&](const RoundParts& parts) {
+    const std::int64_t copy = round.delayed ? parts.slice : 0;
+    const std::int64_t beside = copy + most_at_once(parts.messages, round.rules.concurrency);
+    const std::int64_t taken_over = round.delayed ? 2 * parts.shard : 0;
+    const std::int64_t exchanged =
+        round.keeps_anchor ? parts.slice + std::max(beside, parts.shard) : parts.shard + beside;
+    return std::max(exchanged, taken_over);
   });
 }
 

@@ -70,11 +70,18 @@ struct MemoryTable {
   std::int64_t host_total() const;  // of those
 };
 
+// What a round takes depends on.
+struct RoundKind {
+  bool keeps_anchor = false;  // the mean is not the new parameters, which take room beside it
+  bool delayed = false;       // runs beside training, from a copy of the slice and to an arena of the shard
+  topology::ExchangeRules rules = {};
+};
+
 // The elements of the messages and results that a round's exchange, or the sum of gradients over groups, takes at once
-// (federation/exchange.cpp), on the rank of the group that needs most.
-// `delayed`: with what runs beside training, a copy of the slice and the new parameters of the shard.
-std::int64_t exchange_numel(const ModelPlan& plan, const topology::Layout& layout, int group, bool delayed = false,
-                            const topology::ExchangeRules& rules = {});
+// (federation/exchange.cpp), on the rank of the group that needs most: the shard, and beside it the messages of as many
+// buckets as are under way.
+std::int64_t exchange_numel(const ModelPlan& plan, const topology::Layout& layout, int group,
+                            const RoundKind& round = {});
 
 // The elements of what the outer optimizer keeps, likewise: anchor, moments, and with compression the residuals of both
 // directions.

@@ -39,14 +39,16 @@ std::int64_t exchange_bytes(const Config& config, const plan::ModelPlan& plan, c
   const plan::RoundOptions rounds = round_options(config.federation);
   const topology::ExchangeRules rules = exchange_rules(config.federation);
   const std::int64_t master = bytes_of(engine_options(config).dtypes.master);
-  const std::int64_t whole = plan::exchange_numel(plan, layout, group, false, rules);
+  const std::int64_t whole = plan::exchange_numel(plan, layout, group, {.rules = rules});
   std::int64_t most = config.data.eval.empty() ? 0 : whole * master;  // of the mean to evaluate
   if (rounds.start_step > 0) most = std::max(most, whole * bytes_of(at::kFloat));
+  const bool delayed = rounds.delay > 0, compressed = compression.kind != plan::Compression::Kind::none;
+  const bool keeps_anchor =
+      plan::needs_anchor(outer_options(config.federation)) || config.federation.measures || compressed;
   for (const plan::ModelPlan& fragment : plan::fragment_plans(plan, rounds.fragments)) {
-    const bool delayed = rounds.delay > 0;
-    most = std::max(most, compression.kind == plan::Compression::Kind::none
-                              ? plan::exchange_numel(fragment, layout, group, delayed, rules) * master
-                              : plan::compressed_exchange_bytes(fragment, layout, group, compression, delayed, rules));
+    most = std::max(most, compressed
+                              ? plan::compressed_exchange_bytes(fragment, layout, group, compression, delayed, rules)
+                              : plan::exchange_numel(fragment, layout, group, {keeps_anchor, delayed, rules}) * master);
   }
   if (config.federation.inner_state != InnerState::average) return most;
   // What the moments' mean leads to is kept until the commit, and they are fp32. An upper bound.

@@ -14,7 +14,7 @@
 namespace fedshard::federation {
 namespace {
 
-enum class What { a_round, a_sum_of_gradients };
+enum class What { a_round, an_outer_step, a_sum_of_gradients };
 
 void exchange_once(What what, Exchange& exchange, comm::Axes& axes, const shard::Arena& arena) {
   if (what == What::a_sum_of_gradients) {
@@ -23,7 +23,15 @@ void exchange_once(What what, Exchange& exchange, comm::Axes& axes, const shard:
   }
   const std::size_t groups = axes.group_members.size();
   const std::vector<double> weights(groups, 1.0 / static_cast<double>(groups));
-  exchange.spread(exchange.mean_of(arena, weights, comm::Purpose::aggregate), arena, comm::Purpose::aggregate);
+  if (what == What::an_outer_step) {
+    const at::Tensor mean = exchange.mean_of(arena, weights, comm::Purpose::aggregate);
+    const at::Tensor next = exchange.room(mean.scalar_type());
+    exchange.own(next).copy_(mean);
+    exchange.gather(next, comm::Purpose::aggregate);
+    exchange.write(next, arena);
+  } else {
+    exchange.write(exchange.gathered_mean_of(arena, weights, comm::Purpose::aggregate), arena);
+  }
 }
 
 // An exchange on every rank; the bytes of the rank that needs most are the predicted ones.
@@ -46,7 +54,8 @@ void expect_predicted(const topology::Layout& layout, What what, const topology:
     }
   });
   for (int group = 0; group < layout.groups(); ++group) {
-    EXPECT_EQ(most[static_cast<std::size_t>(group)], 4 * plan::exchange_numel(plan, layout, group, false, rules))
+    EXPECT_EQ(most[static_cast<std::size_t>(group)],
+              4 * plan::exchange_numel(plan, layout, group, {what == What::an_outer_step, false, rules}))
         << layout.describe() << ", group " << group << ", " << topology::name_of(rules.scheme) << ", buckets "
         << topology::text_of(rules.buckets) << ", " << rules.concurrency << " at once";
     if (layout.equal_groups()) break;  // the figure is that of the last group's ranks, which have most
@@ -62,6 +71,7 @@ void expect_predicted(const topology::Layout& layout) {
   for (const Buckets& buckets : {Buckets{}, Buckets{Buckets::By::unit}, Buckets{Buckets::By::size, 30}}) {
     for (const int concurrency : {1, 3}) expect_predicted(layout, What::a_round, {Scheme::split, buckets, concurrency});
     expect_predicted(layout, What::a_round, {Scheme::leader, buckets, 2});
+    expect_predicted(layout, What::an_outer_step, {Scheme::leader, buckets, 2});
     if (layout.equal_groups()) expect_predicted(layout, What::a_round, {Scheme::naive, buckets, 2});
   }
 }

@@ -128,7 +128,7 @@ bool holds(const shard::Arena& slice, const plan::ModelPlan& plan, const std::fu
   return true;
 }
 
-Shards run(const topology::Layout& layout, Kind kind, int victim, int due) {
+Shards run(const topology::Layout& layout, Kind kind, int victim, int due, const topology::ExchangeRules& rules) {
   const nn::Model model = tiny_model({});
   const auto mean = [&](std::int64_t index) {
     double sum = 0;
@@ -147,7 +147,9 @@ Shards run(const topology::Layout& layout, Kind kind, int victim, int due) {
     const topology::Coordinates at = layout.at(rank);
     shard::StateRegistry registry;
     shard::Engine engine(model, layout.group(at.group).shards, at.shard, axes, {}, registry);
-    Federation federation(layout, rank, options_of(layout), engine, axes, client, registry);
+    FederationOptions options = options_of(layout);
+    options.exchange = rules;
+    Federation federation(layout, rank, options, engine, axes, client, registry);
     set_parameters(engine, anchor_at);
     federation.set_anchor();
     const auto mine = [&](std::int64_t index) { return brought(index, at.group); };
@@ -190,14 +192,15 @@ struct Tally {
   int old = 0, is_new = 0;
 };
 
-void try_each_message(const topology::Layout& layout, Kind kind, int victim, Tally& tally) {
-  const Shards sound = run(layout, Kind::dies, victim, 0);
+void try_each_message(const topology::Layout& layout, Kind kind, int victim, Tally& tally,
+                      const topology::ExchangeRules& rules = {}) {
+  const Shards sound = run(layout, Kind::dies, victim, 0, rules);
   ASSERT_EQ(sound.committed, 1);
   for (int rank = 0; rank < layout.world(); ++rank) ASSERT_TRUE(sound.is_new[static_cast<std::size_t>(rank)]);
   ASSERT_GT(sound.messages, 0);
   for (int due = 1; due <= sound.messages; ++due) {
     SCOPED_TRACE(fmt::format("{}: rank {}, its message {} of {}", layout.describe(), victim, due, sound.messages));
-    const Shards after = run(layout, kind, victim, due);
+    const Shards after = run(layout, kind, victim, due, rules);
     EXPECT_EQ(after.committed, 0);
     for (int rank = 0; rank < layout.world(); ++rank) {
       const auto i = static_cast<std::size_t>(rank);
@@ -229,6 +232,20 @@ TEST(MessageFaults, LeaveTheSameRoundToAllAndNobodyGoesOn) {
   }
   EXPECT_GT(tally.old, 100);
   EXPECT_GT(tally.is_new, 0);
+}
+
+TEST(MessageFaults, InEverySchemeAndInBuckets) {
+  using topology::Scheme;
+  const topology::Buckets buckets{topology::Buckets::By::size, 150};
+  const auto layout = topology::Layout::make(4, {.groups = 2, .shard_degree = 1, .replicate_degree = 2});
+  Tally tally;
+  for (const Scheme scheme : {Scheme::split, Scheme::leader, Scheme::naive}) {
+    for (const int victim : {0, 3}) {
+      try_each_message(layout, Kind::dies, victim, tally, {scheme, buckets, 2});
+      ASSERT_FALSE(HasFatalFailure());
+    }
+  }
+  EXPECT_GT(tally.old, 50);
 }
 
 // As a process that is stopped, or a host that is not reached any more: nobody gets an error, only silence.

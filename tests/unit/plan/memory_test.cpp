@@ -88,7 +88,7 @@ TEST(Memory, ARoundByHand) {
   EXPECT_EQ(two.bytes(MemoryPurpose::mean), two.bytes(MemoryPurpose::parameters));
   // A group alone exchanges nothing; its result is as large as the slice.
   EXPECT_EQ(exchange_numel(plan, Layout::make(2, {}), 0), 21);
-  // Seven replicas of one shard: of 7 + 33 elements at most 1 + 5; gathering all 40 takes more than any message.
+  // Seven replicas of one shard: of 7 + 33 elements at most 1 + 5 are sent; all 40 are gathered.
   const auto ddp = Layout::make(14, {.groups = 2, .shard_degree = 1, .replicate_degree = 7});
   EXPECT_EQ(exchange_numel(plan, ddp, 0), 6 + 40);
   // Two groups share each elementary range, so whatever a rank holds it sends or is sent.
@@ -104,10 +104,10 @@ TEST(Memory, ARoundOfOtherSchemesAndInBucketsByHand) {
   const ModelPlan plan = plan_of({7, 33});
   const auto layout = Layout::make(8, {.groups = 2, .shard_degree = 2, .replicate_degree = 2});
   const auto numel = [&](Scheme scheme, const Buckets& buckets = {}, int concurrency = 3) {
-    return exchange_numel(plan, layout, 0, false, {scheme, buckets, concurrency});
+    return exchange_numel(plan, layout, 0, {.rules = {scheme, buckets, concurrency}});
   };
-  // Slices of 2 + 9, and the shard of 4 + 17 to gather; or shards with their messages, which are no larger.
-  EXPECT_EQ(numel(Scheme::split), 11 + 21);
+  // The shard of 4 + 17, and messages as large as the slices, of 2 + 9 or of the shard.
+  EXPECT_EQ(numel(Scheme::split), 21 + 11);
   EXPECT_EQ(numel(Scheme::leader), 21 + 21);
   EXPECT_EQ(numel(Scheme::naive), 21 + 21);
   EXPECT_EQ(numel(Scheme::naive, {Buckets::By::unit}, 1), 21 + 17);
