@@ -33,11 +33,7 @@ std::int64_t MomentsAverage::exchange(std::int64_t updates, std::span<const doub
   std::size_t group = 0;
   for (const auto& of_group : comm::collect_by_group(axes_, mine)) mean_updates += weights[group++] * of_group[0];
   for (const auto& moment : moments_) {
-    Exchange& exchange = moment->exchange;
-    const at::Tensor mean = exchange.mean_of(*moment->arena, weights, comm::Purpose::aggregate);
-    moment->next = exchange.room(mean.scalar_type());
-    exchange.own(moment->next).copy_(mean);
-    exchange.gather(moment->next, comm::Purpose::aggregate);
+    moment->next = moment->exchange.gathered_mean_of(*moment->arena, weights, comm::Purpose::aggregate);
   }
   return std::llround(mean_updates);
 }
