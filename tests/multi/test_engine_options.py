@@ -71,6 +71,23 @@ def test_a_round_of_groups_that_have_all_skipped_changes_nothing(program):
     assert rounds[-1]["digest"] == rounds[-2]["digest"]
 
 
+def test_a_round_after_one_group_has_skipped_steps(program, weights, tmp_path):
+    """A NaN that stays with its group, where it spoils the steps that read it: groups' optimizers count differently, and
+    a round weighs them by what they have trained on."""
+    model = with_nan(tmp_path / "nan", weights)
+    run = program.train(3, model={"hf": model}, data={"eval": None}, parallelism={"groups": [1, 2]},
+                        federation={"every": 5, "exclude": "model.embed_tokens.weight"},
+                        training={"local_batch_size": 1, "seq_len": 8, "steps": 30, "nonfinite": "skip"})
+    done = [[s["loss"] is not None for s in run.of("step", group=g)] for g in (0, 1)]
+    assert 0 < sum(done[1]) < sum(done[0]) < 30  # a group of two reads more
+    rounds = run.of("round")
+    assert len(rounds) == 6 and any(r["weights"] not in ([1 / 3, 2 / 3], [1, 0]) for r in rounds)
+    for i, r in enumerate(rounds):
+        tokens = [ranks * sum(done[g][5 * i:5 * i + 5]) for g, ranks in enumerate((1, 2))]
+        assert r["weights"] == [t / sum(tokens) for t in tokens] and r["left_out"] == []
+        assert None not in r["drift"]
+
+
 def test_documents_are_kept_apart(program, tmp_path):
     lines = tmp_path / "documents.jsonl"
     lines.write_text("".join(json.dumps({"text": f"{i} is {i * 7 % 13}. " * (1 + i % 3)}) + "\n" for i in range(400)))

@@ -80,6 +80,27 @@ TEST(Safetensors, EntriesSurviveAMoveOfTheFile) {
   EXPECT_EQ(text_of(entry->bytes), "abc");
 }
 
+// A hole in a file takes no space on the disk.
+TEST(Safetensors, TensorsMayHaveMoreElementsThan32BitsCount) {
+  const Scratch scratch;
+  constexpr std::int64_t kRows = (std::int64_t{1} << 32) + 3, kBytes = kRows * 2;
+  const std::string header =
+      fmt::format(R"({{"large":{{"dtype":"BF16","shape":[{}],"data_offsets":[0,{}]}},)", kRows, kBytes) +
+      fmt::format(R"("after":{{"dtype":"F32","shape":[1],"data_offsets":[{},{}]}}}})", kBytes, kBytes + 4);
+  write_raw(scratch / "x.safetensors", header.size(), header, "");
+  const auto data = 8 + static_cast<std::int64_t>(header.size());
+  std::filesystem::resize_file(scratch / "x.safetensors", static_cast<std::uintmax_t>(data + kBytes - 2));
+  std::ofstream(scratch / "x.safetensors", std::ios::binary | std::ios::app) << "endwxyz";
+  EXPECT_THROW(SafetensorsFile(scratch / "x.safetensors"), DamagedError);  // a byte too many
+  std::filesystem::resize_file(scratch / "x.safetensors", static_cast<std::uintmax_t>(data + kBytes - 2));
+  std::ofstream(scratch / "x.safetensors", std::ios::binary | std::ios::app) << "edwxyz";
+  const SafetensorsFile file(scratch / "x.safetensors");
+  EXPECT_EQ(file.at("large").numel(), kRows);
+  EXPECT_EQ(static_cast<std::int64_t>(file.at("large").bytes.size()), kBytes);
+  EXPECT_EQ(text_of(file.at("large").bytes.last(2)), "ed");
+  EXPECT_EQ(text_of(file.at("after").bytes), "wxyz");
+}
+
 TEST(Safetensors, FilesThatAreShorterThanTheySay) {
   const Scratch scratch;
   for (const std::string& content : {std::string(), std::string("short"), std::string(8, '\xff')}) {

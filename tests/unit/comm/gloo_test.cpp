@@ -5,6 +5,7 @@
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -195,6 +196,56 @@ TEST(GlooAxes, EveryAxisOfALayoutConnectsAndCarriesItsOwnMessages) {
     });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+// Memory of any length of which only a tile is real: the same pages, mapped one after another.
+class RepeatedTile {
+ public:
+  static constexpr std::size_t kTile = std::size_t{1} << 24;
+
+  explicit RepeatedTile(std::size_t tiles) : size_(tiles * kTile) {
+    const int file = ::memfd_create("tile", MFD_CLOEXEC);
+    base::require(file >= 0 && ::ftruncate(file, kTile) == 0, "no memory file: {}", std::strerror(errno));
+    start_ = static_cast<char*>(::mmap(nullptr, size_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+    for (std::size_t at = 0; at < size_; at += kTile) {
+      const void* mapped = ::mmap(start_ + at, kTile, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0);
+      base::require(mapped == start_ + at, "cannot map a tile: {}", std::strerror(errno));
+    }
+    ::close(file);
+  }
+  ~RepeatedTile() { ::munmap(start_, size_); }
+  RepeatedTile(const RepeatedTile&) = delete;
+  RepeatedTile& operator=(const RepeatedTile&) = delete;
+
+  at::Tensor bytes(std::int64_t count) const { return at::from_blob(start_, {count}, at::kByte); }
+
+ private:
+  std::size_t size_;
+  char* start_ = nullptr;
+};
+
+TEST(GlooMessages, MayBeLongerThan31BitsCount) {
+  constexpr std::int64_t kTile = RepeatedTile::kTile, kBytes = (std::int64_t{1} << 31) + 5;
+  const ServedStore served;
+  const Traffic traffic = on_ring(
+      2, [&](int) { return gloo_backend(served, kLong); },
+      [&](Communicator& ring) {
+        const RepeatedTile memory(kBytes / kTile + 1);
+        const at::Tensor tile = memory.bytes(kTile), message = memory.bytes(kBytes);
+        const at::Tensor sent = random_buffer(kTile, 0, at::kFloat).mul(50).to(at::kChar).view(at::kByte);
+        if (ring.index() == 0) {
+          tile.copy_(sent);
+          ring.exchange({{1, message}}, {}, Purpose::aggregate)->wait();
+        } else {
+          ring.exchange({}, {{0, message}}, Purpose::aggregate)->wait();
+          // The last tile of the message is a part of one: these five bytes are the last that were written.
+          EXPECT_TRUE(at::equal(tile, sent));
+        }
+        // What follows is in its place.
+        const std::vector<double> mine{7.0 + ring.index()};
+        EXPECT_EQ(ring.collect(mine), (std::vector<std::vector<double>>{{7}, {8}}));
+      });
+  EXPECT_EQ(traffic.of(Purpose::aggregate), kBytes);
 }
 
 // --- failures

@@ -155,5 +155,29 @@ TEST(Ranges, EqualGroupsMeetTheirTwins) {
   }
 }
 
+// One parameter may have more elements, and of each group's part more bytes, than 32 bits count.
+TEST(Ranges, CountBeyond32Bits) {
+  const std::int64_t numel = (std::int64_t{1} << 35) + 7;
+  for (const Layout& layout :
+       {Layout::make(2, {.groups = 2}), Layout::make(4, {.groups = std::vector<int>{1, 3}}),
+        Layout::make(6, {.groups = std::vector<int>{4, 2}, .shard_degree = 2, .replicate_degree = -1})}) {
+    std::vector<Range> owned;
+    for (int rank = 0; rank < layout.world(); ++rank) {
+      for (const ExchangePart& part : exchange_parts(layout, std::vector<std::int64_t>{13, numel}, rank)) {
+        if (part.unit == 1 && part.owner == layout.group_of(rank)) owned.push_back(part.range);
+      }
+    }
+    std::sort(owned.begin(), owned.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
+    std::int64_t next = 0, largest = 0;
+    for (const Range& range : owned) {
+      ASSERT_EQ(range.begin, next) << layout.describe();
+      next = range.end;
+      largest = std::max(largest, range.size());
+    }
+    EXPECT_EQ(next, numel) << layout.describe();
+    EXPECT_GT(largest, std::int64_t{1} << 32);
+  }
+}
+
 }  // namespace
 }  // namespace fedshard::topology
