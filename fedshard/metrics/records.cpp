@@ -27,6 +27,7 @@ void visit_fields(R& r, Visit&& visit) {
   visit("replicas", r.replicas);
   visit("params", r.params);
   visit("memory", r.memory);
+  visit("memory_peak", r.memory_peak);
   visit("versions", r.versions);
 }
 template <Of<StepRecord> R, class Visit>

@@ -28,6 +28,7 @@ struct StartRecord {
   NumberOrList replicas = 0;  // replicas of a group, likewise
   std::int64_t params = 0;
   std::map<std::string, std::int64_t> memory;  // bytes by purpose, of the rank with most
+  std::int64_t memory_peak = 0;                // of them, the most at once
   std::map<std::string, std::string> versions;
   bool operator==(const StartRecord&) const = default;
 };
@@ -102,7 +103,7 @@ struct EndRecord {
   double seconds = 0;        // of training, without validation
   double tokens_per_s = 0;
   std::int64_t peak_rss_bytes = 0;     // of the rank with most
-  std::int64_t peak_tensor_bytes = 0;  // of the rank with most: what the start's `memory` foretells
+  std::int64_t peak_tensor_bytes = 0;  // of the rank with most: what `memory_peak` foretells
   bool operator==(const EndRecord&) const = default;
 };
 

@@ -119,11 +119,21 @@ class StepWalk {
     }
   }
 
+  // A forward pass alone, after steps. Returns its peak.
+  std::int64_t evaluate(const Schedule& pass) {
+    evaluates_ = true;
+    peak_ = {};
+    run(pass);
+    return peak_.sum();
+  }
+
   const Moment& peak() const { return peak_; }
   std::int64_t peak_buffers() const { return pool_.peak(); }
+  // What is there between steps.
+  std::int64_t idle() const { return pool_.bytes(kGathered) + pool_.bytes(kGradients) + live_; }
 
  private:
-  bool keeps_graph(int stage) const { return plan::keeps_graph(plan_, options_.schedule, stage); }
+  bool keeps_graph(int stage) const { return !evaluates_ && plan::keeps_graph(plan_, options_.schedule, stage); }
   std::int64_t after_forward(int stage) const {
     return keeps_graph(stage) ? activations_[stage].kept : activations_[stage].output;
   }
@@ -132,7 +142,7 @@ class StepWalk {
     sample(after_forward(stage) + activations_[stage].forward);
     live_ += after_forward(stage);
     // What has no graph and no backward is gone when the next stage has read it, unless that keeps it for its own.
-    if (stage > 0 && stage < plan_.first_trained_stage()) live_ -= activations_[stage - 1].output;
+    if (stage > 0 && (evaluates_ || stage < plan_.first_trained_stage())) live_ -= activations_[stage - 1].output;
   }
 
   void backward(int stage) {
@@ -174,6 +184,7 @@ class StepWalk {
   ReductionQueue reductions_;
   PoolForecast pool_;
   Moment peak_;
+  bool evaluates_ = false;
 };
 
 // What a rank has to do with in a round.
@@ -235,10 +246,9 @@ std::int64_t most_of(const ModelPlan& plan, const topology::Layout& layout, int 
   return most;
 }
 
-// Whether replicas gather what they have exchanged.
-bool gathers(const topology::Layout& layout, int group, const topology::ExchangeRules& rules) {
-  return layout.group(group).replicas > 1 && rules.scheme != topology::Scheme::naive;
-}
+constexpr MemoryPurpose kAlwaysThere[] = {MemoryPurpose::parameters, MemoryPurpose::gradients, MemoryPurpose::moments,
+                                          MemoryPurpose::update,     MemoryPurpose::staging,   MemoryPurpose::outer,
+                                          MemoryPurpose::prox_anchor};
 
 constexpr struct {
   const char* name;
@@ -267,12 +277,6 @@ std::int64_t MemoryTable::bytes(MemoryPurpose purpose) const {
   const auto row = std::find_if(rows.begin(), rows.end(), [&](const MemoryRow& r) { return r.purpose == purpose; });
   base::require(row != rows.end(), "the memory table has no row '{}'", name_of(purpose));
   return row->bytes;
-}
-
-std::int64_t MemoryTable::total() const {
-  std::int64_t sum = 0;
-  for (const MemoryRow& row : rows) sum += row.on_host ? 0 : row.bytes;
-  return sum;
 }
 
 std::int64_t MemoryTable::host_total() const {
@@ -306,13 +310,35 @@ std::int64_t compressed_exchange_bytes(const ModelPlan& plan, const topology::La
                                        const topology::ExchangeRules& rules) {
   return most_of(plan, layout, group, compression, rules, [&](const RoundParts& parts) {
     const std::int64_t messages = most_at_once(parts.encoded, rules.concurrency);
-    const std::int64_t own = encoded_bytes(compression, parts.largest);
     const std::int64_t copy = delayed ? parts.slice : 0, taken_over = delayed ? 2 * parts.shard : 0;
-    const std::int64_t in_fp32 = copy + 4 * parts.slice + parts.owned + 3 * parts.largest;  // sums are in fp64
-    const std::int64_t gathered = gathers(layout, group, rules) ? parts.shard : 0;
-    return std::max(messages + own + (in_fp32 + gathered) * kFp32, taken_over * kFp32);
+    const std::int64_t sums = 3 * parts.largest * kFp32 + encoded_bytes(compression, parts.largest);  // fp64 and fp32
+    const std::int64_t residuals = parts.slice + parts.owned;
+    const std::int64_t under_way = messages + sums + (copy + 2 * parts.slice + residuals) * kFp32;
+    const std::int64_t after = std::max(copy + 3 * parts.slice, parts.slice + parts.shard) + residuals;
+    return std::max({under_way, after * kFp32, taken_over * kFp32});
   });
 }
+
+namespace {
+
+// MemoryTable::peak. `walk` has walked steps, whose peak is `step`.
+std::int64_t peak_of(const MemoryTable& table, const ModelPlan& plan, const MemoryOptions& options, std::int64_t step,
+                     StepWalk& walk) {
+  std::int64_t always = 0;
+  for (const MemoryRow& row : table.rows) {
+    if (!row.on_host && std::ranges::count(kAlwaysThere, row.purpose) > 0) always += row.bytes;
+  }
+  const std::int64_t idle = walk.idle(), exchange = options.gpu ? 0 : options.exchange_bytes;
+  std::int64_t training = step;
+  if (options.evaluates_mean) {
+    const std::int64_t pass = walk.evaluate(evaluation_schedule(plan, options.schedule.prefetch));
+    const std::int64_t its_exchange = idle + (options.gpu ? 0 : options.mean_exchange_bytes);
+    training = std::max(step, table.bytes(MemoryPurpose::mean) + std::max(pass, its_exchange));
+  }
+  return always + (options.delayed ? training + exchange : std::max(training, idle + exchange));
+}
+
+}  // namespace
 
 MemoryTable predict_memory(const ModelPlan& plan, const MemoryOptions& options) {
   base::require(options.shards >= 1 && options.replicas >= 1, "memory of {} replicas of {} shards", options.replicas,
@@ -330,23 +356,26 @@ MemoryTable predict_memory(const ModelPlan& plan, const MemoryOptions& options) 
   const Schedule step = step_schedule(plan, options.schedule);
   for (int i = 0; i < 2; ++i) walk.run(step);
   const int staged = options.offload ? 2 : options.master_bytes == kFp32 ? 0 : 1;  // parameters, gradients
-  const Moment& peak = walk.peak();
-  return {{
-              {MemoryPurpose::parameters, arena},
-              {MemoryPurpose::gradients, options.schedule.fused_backward ? largest_trained : trained},
-              {MemoryPurpose::moments, moment_bytes(plan, rules, options.shards), options.offload},
-              {MemoryPurpose::gathered, peak.gathered},
-              {MemoryPurpose::gradient_buffers, peak.gradient_buffers},
-              {MemoryPurpose::activations, peak.activations},
-              {MemoryPurpose::communication, peak.communication},
-              {MemoryPurpose::update, update_workspace_bytes(plan, rules, options.shards)},
-              {MemoryPurpose::staging, staged * staging_bytes(plan, options.shards), options.offload},
-              {MemoryPurpose::exchange, options.exchange_bytes, options.gpu},
-              {MemoryPurpose::outer, options.outer_numel * kFp32, options.gpu},
-              {MemoryPurpose::prox_anchor, options.proximal ? trained / kFp32 * options.master_bytes : 0},
-              {MemoryPurpose::mean, options.federation ? arena : 0},
-          },
-          walk.peak_buffers()};
+  const Moment peak = walk.peak();
+  MemoryTable table{
+      {
+          {MemoryPurpose::parameters, arena},
+          {MemoryPurpose::gradients, options.schedule.fused_backward ? largest_trained : trained},
+          {MemoryPurpose::moments, moment_bytes(plan, rules, options.shards), options.offload},
+          {MemoryPurpose::gathered, peak.gathered},
+          {MemoryPurpose::gradient_buffers, peak.gradient_buffers},
+          {MemoryPurpose::activations, peak.activations},
+          {MemoryPurpose::communication, peak.communication},
+          {MemoryPurpose::update, update_workspace_bytes(plan, rules, options.shards)},
+          {MemoryPurpose::staging, staged * staging_bytes(plan, options.shards), options.offload},
+          {MemoryPurpose::exchange, std::max(options.exchange_bytes, options.mean_exchange_bytes), options.gpu},
+          {MemoryPurpose::outer, options.outer_numel * kFp32, options.gpu},
+          {MemoryPurpose::prox_anchor, options.proximal ? trained / kFp32 * options.master_bytes : 0},
+          {MemoryPurpose::mean, options.evaluates_mean ? arena : 0},
+      },
+      walk.peak_buffers()};
+  table.peak = peak_of(table, plan, options, peak.sum(), walk);
+  return table;
 }
 
 std::string describe(const MemoryTable& table) {
@@ -357,7 +386,7 @@ std::string describe(const MemoryTable& table) {
   for (const MemoryRow& row : table.rows) {
     append(kPurposes[static_cast<int>(row.purpose)].label, row.bytes, row.on_host);
   }
-  append("total", table.total());
+  append("at once, at most", table.peak);
   if (table.host_total() > 0) append("total on the host", table.host_total());
   return text;
 }

@@ -2,7 +2,7 @@
 //
 // What a step gathers and reduces is found by walking its schedule with the engine's own rules, not by a formula of its
 // own. The surprising part: the step is walked twice. Buffers that the first step leaves for reuse lie idle while the
-// second one gathers the head, so a run reaches its peak only then.
+// second one gathers the head, so a run reaches its peak only then. They lie idle in a round, too.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -36,17 +36,19 @@ enum class MemoryPurpose {
 const char* name_of(MemoryPurpose purpose);  // "gradient_buffers", the key in metrics.jsonl
 
 struct MemoryOptions {
-  int shards = 1, replicas = 1;     // of the rank's group
-  bool federation = false;          // whether there are rounds
-  bool proximal = false;            // whether steps between them have FedProx's term
-  std::int64_t exchange_bytes = 0;  // the most at once; from the functions below
-  std::int64_t outer_numel = 0;     // of the anchor and outer moments; likewise
-  int master_bytes = 4;             // an element of the parameters that are kept
-  int compute_bytes = 4;            // an element of gathered parameters
-  int reduce_bytes = 4;             // an element of gradients while they are summed
-  UpdateOptions updates = {};       // decides the moments
-  bool gpu = false;                 // computes; what a round exchanges and keeps is then in the host's memory
-  bool offload = false;             // ... and so are the moments
+  int shards = 1, replicas = 1;          // of the rank's group
+  bool evaluates_mean = false;           // of the groups, which takes an arena
+  bool proximal = false;                 // whether steps between them have FedProx's term
+  std::int64_t exchange_bytes = 0;       // of rounds and the warm-up, the most at once; from the functions below
+  std::int64_t mean_exchange_bytes = 0;  // of the mean that is evaluated; likewise
+  bool delayed = false;                  // whether rounds' exchanges run beside steps
+  std::int64_t outer_numel = 0;          // of the anchor and outer moments; likewise
+  int master_bytes = 4;                  // an element of the parameters that are kept
+  int compute_bytes = 4;                 // an element of gathered parameters
+  int reduce_bytes = 4;                  // an element of gradients while they are summed
+  UpdateOptions updates = {};            // decides the moments
+  bool gpu = false;                      // computes; what a round exchanges and keeps is then in the host's memory
+  bool offload = false;                  // ... and so are the moments
   std::vector<model::StageActivations> activations = {};  // of each stage; empty: none
   std::int64_t shared_activation_bytes = 0;               // what lives all the time beside them
   ScheduleOptions schedule = {};
@@ -63,11 +65,13 @@ struct MemoryTable {
   std::vector<MemoryRow> rows;
   // The most that gathered units and gradients under way take together, whatever else there is at that moment.
   std::int64_t peak_buffers = 0;
+  // The most at once of all rows but those on the host. Where there are no rounds it is their sum. A step, a round's
+  // exchange and the evaluation of a mean take turns, unless there is a delay: then it is what an exchange takes that
+  // comes at a step's worst moment. With Muon it is above what is there, whose buffers come when the activations are
+  // gone.
+  std::int64_t peak = 0;
   std::int64_t bytes(MemoryPurpose purpose) const;
-  // The sum of the rows but those on the host. A step's peak where there are no rounds and no Muon, and above it
-  // otherwise: what they take is there when the activations are gone.
-  std::int64_t total() const;
-  std::int64_t host_total() const;  // of those
+  std::int64_t host_total() const;  // the sum of the rows on the host
 };
 
 // What a round takes depends on.
@@ -90,8 +94,9 @@ std::int64_t outer_numel(const ModelPlan& plan, const topology::Layout& layout, 
                          const Compression& compression, bool measures = false,
                          const topology::ExchangeRules& rules = {});
 
-// The bytes that a round's exchange takes at once where it is compressed, likewise; an upper bound: the parts' encoded
-// bytes both ways, and in fp32 the slice's change, its mean, the parameters it leads to and the next residuals.
+// The bytes that a round's exchange takes at once where it is compressed, likewise. While messages are under way: the
+// parts' encoded bytes both ways, and in fp32 the slice's change, its mean and the next residuals; after them the
+// parameters that the mean leads to, in the place of the messages. With bf16 masters an upper bound.
 std::int64_t compressed_exchange_bytes(const ModelPlan& plan, const topology::Layout& layout, int group,
                                        const Compression& compression, bool delayed = false,
                                        const topology::ExchangeRules& rules = {});
@@ -101,7 +106,7 @@ std::int64_t compressed_exchange_bytes(const ModelPlan& plan, const topology::La
 // for any model; no arena or buffer is allocated. Throws what update_rules throws.
 MemoryTable predict_memory(const ModelPlan& plan, const MemoryOptions& options);
 
-// For people: one line a row, then the total, in aligned columns; each line ends with a newline.
+// For people: one line a row, then the peak, in aligned columns; each line ends with a newline.
 std::string describe(const MemoryTable& table);
 
 }  // namespace fedshard::plan

@@ -40,8 +40,7 @@ std::int64_t exchange_bytes(const Config& config, const plan::ModelPlan& plan, c
   const topology::ExchangeRules rules = exchange_rules(config.federation);
   const std::int64_t master = bytes_of(engine_options(config).dtypes.master);
   const std::int64_t whole = plan::exchange_numel(plan, layout, group, {.rules = rules});
-  std::int64_t most = config.data.eval.empty() ? 0 : whole * master;  // of the mean to evaluate
-  if (rounds.start_step > 0) most = std::max(most, whole * bytes_of(at::kFloat));
+  std::int64_t most = rounds.start_step > 0 ? whole * bytes_of(at::kFloat) : 0;
   const bool delayed = rounds.delay > 0, compressed = compression.kind != plan::Compression::Kind::none;
   const bool keeps_anchor =
       plan::needs_anchor(outer_options(config.federation)) || config.federation.measures || compressed;
@@ -93,8 +92,10 @@ plan::MemoryTable forecast_memory(const Config& config, const topology::Layout& 
   const plan::ModelPlan plan = plan_of(config, dims);
   const shard::EngineOptions engine = engine_options(config);
   plan::MemoryOptions options;
-  options.federation = layout.groups() > 1;
-  options.proximal = options.federation && config.federation.prox_mu > 0;
+  const bool federated = layout.groups() > 1;
+  options.evaluates_mean = federated && !config.data.eval.empty();
+  options.delayed = federated && config.federation.delay > 0;
+  options.proximal = federated && config.federation.prox_mu > 0;
   options.master_bytes = bytes_of(engine.dtypes.master);
   options.compute_bytes = bytes_of(engine.dtypes.compute);
   options.reduce_bytes = bytes_of(engine.dtypes.reduce);
@@ -110,14 +111,17 @@ plan::MemoryTable forecast_memory(const Config& config, const topology::Layout& 
     const topology::GroupShape& shape = layout.group(group);
     options.shards = shape.shards;
     options.replicas = shape.replicas;
-    options.exchange_bytes = options.federation ? exchange_bytes(config, plan, layout, group) : 0;
-    options.outer_numel = options.federation
-                              ? plan::outer_numel(plan, layout, group, outer_options(config.federation),
-                                                  compression_of(config.federation), config.federation.measures,
-                                                  exchange_rules(config.federation))
-                              : 0;
+    options.exchange_bytes = federated ? exchange_bytes(config, plan, layout, group) : 0;
+    if (options.evaluates_mean) {
+      options.mean_exchange_bytes =
+          plan::exchange_numel(plan, layout, group, false, exchange_rules(config.federation)) * options.master_bytes;
+    }
+    options.outer_numel = federated ? plan::outer_numel(plan, layout, group, outer_options(config.federation),
+                                                        compression_of(config.federation), config.federation.measures,
+                                                        exchange_rules(config.federation))
+                                    : 0;
     plan::MemoryTable table = plan::predict_memory(plan, options);
-    if (!largest || table.total() > largest->total()) largest = std::move(table);
+    if (!largest || table.peak > largest->peak) largest = std::move(table);
     if (layout.equal_groups()) break;
   }
   return *largest;

@@ -56,9 +56,9 @@ void Trainer::record_start() {
   record.shard = by_group(context_.layout, &topology::GroupShape::shards);
   record.replicas = by_group(context_.layout, &topology::GroupShape::replicas);
   record.params = model_.plan.numel();
-  for (const plan::MemoryRow& row : forecast_memory(context_.config, context_.layout).rows) {
-    record.memory[plan::name_of(row.purpose)] = row.bytes;
-  }
+  const plan::MemoryTable memory = forecast_memory(context_.config, context_.layout);
+  for (const plan::MemoryRow& row : memory.rows) record.memory[plan::name_of(row.purpose)] = row.bytes;
+  record.memory_peak = memory.peak;
   record.versions = versions();
   send(record);
 }

@@ -135,7 +135,7 @@ def test_compressed_changes_train_like_whole_ones(compress, program, uncompresse
                                                            rel=0.01 if compress != "topk" else 0.1)
     assert run.numbers_as_text() != uncompressed.numbers_as_text()
     assert run.traffic()["aggregate"] < 0.55 * uncompressed.traffic()["aggregate"]
-    assert run.records[-1]["peak_tensor_bytes"] <= sum(run.start["memory"].values())
+    assert run.records[-1]["peak_tensor_bytes"] < 1.02 * run.start["memory_peak"]
 
 
 # The model's parameters, with its blocks' names cut short.
@@ -166,7 +166,7 @@ def test_group_local_parameters_equal_the_reference(sizes, nesterov, program, co
     whole = reference.train(recipe(corpus, weights, **shared))
     assert abs(whole.losses[1][-1] / expected.losses[1][-1] - 1) > 1e-4  # it does something
     assert run.traffic()["aggregate"] == 5 * between(2, ["model.embed_tokens", "model.norm", "norms of blocks"])
-    assert run.records[-1]["peak_tensor_bytes"] <= sum(run.start["memory"].values())
+    assert run.records[-1]["peak_tensor_bytes"] < 1.02 * run.start["memory_peak"]
 
 
 def test_rounds_may_exchange_one_small_parameter(program):

@@ -17,7 +17,8 @@ constexpr double inf = std::numeric_limits<double>::infinity();
 
 std::vector<Record> one_of_each() {
   return {
-      StartRecord{0, 0.5, "fl+fsdp", 4, {2, 2}, 2, 1, 474000, {{"parameters", 1 << 20}}, {{"torch", "2.13.0"}}},
+      StartRecord{
+          0, 0.5, "fl+fsdp", 4, {2, 2}, 2, 1, 474000, {{"parameters", 1 << 20}}, 1 << 19, {{"torch", "2.13.0"}}},
       StepRecord{3, 1.25, 1, 5.5, 0.75, 1e-3, (std::int64_t{1} << 53) + 1, 1234.5},
       RoundRecord{8,
                   2.5,
@@ -58,8 +59,8 @@ TEST(Records, HaveTheFieldsOfTheContract) {
   };
   const auto records = one_of_each();
   using Names = std::vector<std::string>;
-  EXPECT_EQ(names(records[0]), (Names{"groups", "kind", "memory", "params", "replicas", "shard", "step", "strategy",
-                                      "time_s", "versions", "world"}));
+  EXPECT_EQ(names(records[0]), (Names{"groups", "kind", "memory", "memory_peak", "params", "replicas", "shard", "step",
+                                      "strategy", "time_s", "versions", "world"}));
   EXPECT_EQ(names(records[1]),
             (Names{"grad_norm", "group", "kind", "loss", "lr", "step", "time_s", "tokens", "tokens_per_s"}));
   EXPECT_EQ(names(records[2]),

@@ -39,7 +39,7 @@ TEST(Memory, OneRankByHand) {
   // step before, one gathered block and two blocks' gradients.
   EXPECT_EQ(bytes_of(table),
             (std::vector<std::int64_t>{kArena, kArena, 2 * kArena, 60 + 20, 120 + 2 * 40, 1000, 0, 0, 0, 0, 0, 0, 0}));
-  EXPECT_EQ(table.total(), 4 * kArena + 80 + 200 + 1000);
+  EXPECT_EQ(table.peak, 4 * kArena + 80 + 200 + 1000);
 }
 
 TEST(Memory, SizesOfOneUnitAreNotKept) {
@@ -83,7 +83,7 @@ TEST(Memory, ARoundByHand) {
   // messages, which come back in the same place, and the result.
   const std::int64_t numel = exchange_numel(plan, Layout::make(4, {.groups = 2}), 0);
   EXPECT_EQ(numel, 21 + 10 + 11);
-  const MemoryTable two = predict_memory(plan, {.shards = 2, .federation = true, .exchange_bytes = numel * 4});
+  const MemoryTable two = predict_memory(plan, {.shards = 2, .evaluates_mean = true, .exchange_bytes = numel * 4});
   EXPECT_EQ(two.bytes(MemoryPurpose::exchange), numel * 4);
   EXPECT_EQ(two.bytes(MemoryPurpose::mean), two.bytes(MemoryPurpose::parameters));
   // A group alone exchanges nothing; its result is as large as the slice.
@@ -119,9 +119,40 @@ TEST(Memory, ARoundOfOtherSchemesAndInBucketsByHand) {
   EXPECT_EQ(outer_numel(plan, layout, 0, usual_options(Outer::nesterov), {}, false, {Scheme::naive}), 2 * 21);
 }
 
+TEST(Memory, AStepARoundAndAnEvaluationTakeTurns) {
+  // Of one rank a group: idle are two blocks' buffers of 40 bytes each, gathered ones and gradients.
+  const ModelPlan plan = plan_of({24, 10, 10, 10, 30});
+  MemoryOptions options{.shared_activation_bytes = 1000, .schedule = {.prefetch = 0}};
+  const MemoryTable alone = predict_memory(plan, options);
+  std::int64_t always = 0;
+  for (const auto purpose : {MemoryPurpose::parameters, MemoryPurpose::gradients, MemoryPurpose::moments}) {
+    always += alone.bytes(purpose);
+  }
+  const std::int64_t step = alone.peak - always, idle = 1000 + 40 + 2 * 40;
+  const auto peak_with = [&](std::int64_t exchange, std::int64_t of_mean, bool mean, bool delayed = false) {
+    options.exchange_bytes = exchange;
+    options.mean_exchange_bytes = of_mean;
+    options.evaluates_mean = mean;
+    options.delayed = delayed;
+    return predict_memory(plan, options).peak - always;
+  };
+  EXPECT_EQ(peak_with(step - idle, 0, false), step);
+  EXPECT_EQ(peak_with(step - idle + 8, 0, false), step + 8);
+  EXPECT_EQ(peak_with(8, 0, false, true), step + 8);
+  const std::int64_t mean = alone.bytes(MemoryPurpose::parameters);
+  EXPECT_EQ(peak_with(0, 9000, true), mean + idle + 9000);
+  EXPECT_EQ(peak_with(80, 9000, true, true), mean + idle + 9000 + 80);
+  // A pass gathers the head of 30 beside what is idle, one buffer of which it uses for the blocks.
+  EXPECT_EQ(peak_with(0, 0, true), std::max(step, mean + idle + 30 * 4));
+  options.outer_numel = 5;
+  EXPECT_EQ(peak_with(9000, 0, false), idle + 9000 + 20);
+  options.gpu = true;  // where the exchange and the outer state are the host's
+  EXPECT_EQ(peak_with(9000, 0, false), step);
+}
+
 TEST(Memory, Llama70bOn512Ranks) {
   const ModelPlan plan = llama_plan(model::preset("llama3.1-70b"));
-  MemoryOptions options{.shards = 32, .replicas = 2, .federation = true, .compute_bytes = 2};
+  MemoryOptions options{.shards = 32, .replicas = 2, .evaluates_mean = true, .compute_bytes = 2};
   const MemoryTable table = predict_memory(plan, options);
   // 70,553,706,496 elements over 32 shards; all units divide evenly.
   EXPECT_EQ(table.bytes(MemoryPurpose::parameters), 70'553'706'496 / 32 * 4);
@@ -152,12 +183,12 @@ TEST(Memory, TheOuterOptimizersStateIsOfTheSlice) {
   EXPECT_EQ(numel(usual_options(Outer::fedadam)), 3 * (4 + 2 + 17 + 5));
   // Anchor and residual of the slice, and of the parts that the last group owns of it.
   EXPECT_EQ(numel(usual_options(Outer::fedavg), Compression::Kind::int8), 2 * (4 + 2 + 17 + 5) + (2 + 1 + 9 + 3));
-  EXPECT_EQ(predict_memory(plan, {.federation = true, .outer_numel = 28}).bytes(MemoryPurpose::outer), 112);
+  EXPECT_EQ(predict_memory(plan, {.outer_numel = 28}).bytes(MemoryPurpose::outer), 112);
 }
 
 TEST(Memory, Bf16MastersTakeHalfAndStageOneShardInFp32) {
   const ModelPlan plan = plan_of({24, 10, 101, 30});
-  MemoryOptions options{.shards = 3, .replicas = 2, .federation = true, .exchange_bytes = 77};
+  MemoryOptions options{.shards = 3, .replicas = 2, .evaluates_mean = true, .exchange_bytes = 77};
   const MemoryTable fp32 = predict_memory(plan, options);
   options.master_bytes = 2;
   const MemoryTable bf16 = predict_memory(plan, options);
@@ -174,7 +205,7 @@ TEST(Memory, Bf16MastersTakeHalfAndStageOneShardInFp32) {
 TEST(Memory, TheProximalAnchorIsOfWhatTrainsInTheDtypeOfMasters) {
   ModelPlan plan = plan_of({24, 10, 101, 30});
   plan.units[2].frozen = true;
-  MemoryOptions options{.shards = 3, .federation = true};
+  MemoryOptions options{.shards = 3};
   EXPECT_EQ(predict_memory(plan, options).bytes(MemoryPurpose::prox_anchor), 0);
   options.proximal = true;
   const MemoryTable table = predict_memory(plan, options);
@@ -190,7 +221,7 @@ TEST(Memory, OffloadedMomentsAreTheHosts) {
   const MemoryTable on_device = predict_memory(plan, {.shards = 3});
   const MemoryTable offloaded = predict_memory(plan, {.shards = 3, .offload = true});
   const std::int64_t moments = on_device.bytes(MemoryPurpose::moments), staged = 2 * 34 * 4;
-  EXPECT_EQ(offloaded.total(), on_device.total() - moments);
+  EXPECT_EQ(offloaded.peak, on_device.peak - moments);
   EXPECT_EQ(offloaded.host_total(), moments + staged);
   EXPECT_EQ(on_device.host_total(), 0);
   EXPECT_NE(describe(offloaded).find("(host)\n"), std::string::npos);
@@ -198,11 +229,12 @@ TEST(Memory, OffloadedMomentsAreTheHosts) {
 }
 
 TEST(Memory, TableIsAligned) {
-  const MemoryTable table{{{MemoryPurpose::parameters, 3LL << 30}, {MemoryPurpose::gradient_buffers, 512}}};
+  const MemoryTable table{
+      {{MemoryPurpose::parameters, 3LL << 30}, {MemoryPurpose::gradient_buffers, 512}}, 0, 1LL << 31};
   EXPECT_EQ(describe(table),
             "parameters            3.00 GiB\n"
             "gradients under way      512 B\n"
-            "total                 3.00 GiB\n");
+            "at once, at most      2.00 GiB\n");
 }
 
 TEST(Memory, NamesAreKeys) {
