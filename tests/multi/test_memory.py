@@ -100,6 +100,11 @@ def parts_of_peak(run):
 ROUNDS = {
     "fsdp": (FSDP, {}), "ddp": (DDP, {}), "unequal": (UNEQUAL, {}),
     "fragments": (DDP, {"every": 4, "fragments": 4}),
+    "nesterov": (UNEQUAL, {"outer": "nesterov"}), "fedadam, ddp": (DDP, {"outer": "fedadam"}),
+    "measures": (FSDP, {"measures": True}),
+    "bf16": (FSDP, {"compress": "bf16"}), "int8": (FSDP, {"compress": "int8"}), "topk, unequal": (UNEQUAL, {"compress": "topk"}),
+    "int4, nesterov, ddp": (DDP, {"compress": "int4", "outer": "nesterov"}),
+    "fragments, int4, nesterov": (FSDP, {"every": 4, "fragments": 2, "compress": "int4", "outer": "nesterov"}),
 }
 
 
@@ -118,8 +123,9 @@ def test_peak_of_evaluating_a_mean_within_a_round(program):
     assert table["mean"] == table["parameters"]
 
 
-@pytest.mark.parametrize("parallelism, federation", [(FSDP, {"every": 2}), (DDP, {"every": 4, "fragments": 2})],
-                         ids=["fsdp", "ddp, fragments"])
+@pytest.mark.parametrize("parallelism, federation", [
+    (FSDP, {"every": 2}), (DDP, {"every": 4, "fragments": 2, "compress": "int4", "outer": "nesterov"})],
+    ids=["fsdp", "ddp, fragments, int4, nesterov"])
 def test_a_delay_takes_at_most_a_step_and_an_exchange_at_once(parallelism, federation, program):
     """And at least what an exchange takes between steps: when the one meets the other is chance."""
     plain = parts_of_peak(run_rounds(program, parallelism, federation))[1]
