@@ -135,7 +135,9 @@ def test_compressed_changes_train_like_whole_ones(compress, program, uncompresse
                                                            rel=0.01 if compress != "topk" else 0.1)
     assert run.numbers_as_text() != uncompressed.numbers_as_text()
     assert run.traffic()["aggregate"] < 0.55 * uncompressed.traffic()["aggregate"]
-    assert run.records[-1]["peak_tensor_bytes"] < 1.02 * run.start["memory_peak"]
+    # Of a model this small the pieces that an outer step works on are as large as the slice: tests/multi/test_memory.py
+    # has larger ones.
+    assert run.records[-1]["peak_tensor_bytes"] < 1.1 * run.start["memory_peak"]
 
 
 # The model's parameters, with its blocks' names cut short.
