@@ -98,7 +98,7 @@ at::Tensor Fragment::next_parameters(const at::Tensor& mean, std::int64_t round)
     const at::Tensor mine = exchange_.own(all);
     outer_.next_parameters(mean, norm_, mine);
     // What groups bring is sound, so only the step itself can have led there.
-    if (!at::isfinite(mine).all().item<bool>()) {
+    if (!all_finite(mine)) {
       base::fail<base::RunError>(
           "round {}: the outer step leads to parameters that are not finite: lower [federation] outer_lr or set "
           "outer_max_norm",

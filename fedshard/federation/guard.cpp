@@ -1,5 +1,6 @@
 #include "fedshard/federation/guard.h"
 
+#include <ATen/ATen.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -40,6 +41,13 @@ std::vector<std::string> faults_of(std::span<const Contribution> contributions, 
                             norm, limit, median);
   }
   return faults;
+}
+
+// Piece by piece: isfinite takes nearly twice the memory of what it looks at.
+bool all_finite(const at::Tensor& values) {
+  const std::vector<at::Tensor> pieces = values.split(1 << 16);
+  return std::all_of(pieces.begin(), pieces.end(),
+                     [](const at::Tensor& piece) { return at::isfinite(piece).all().item<bool>(); });
 }
 
 }  // namespace fedshard::federation

@@ -3,6 +3,8 @@
 //
 // A surprise: the judgement needs no vote. Every rank sees the same sums of every group, so all come to the same one.
 #pragma once
+#include <ATen/core/Tensor.h>
+
 #include <span>
 #include <string>
 #include <vector>
@@ -19,5 +21,8 @@ struct Contribution {
 // norms a group's may be; groups that are left out for other reasons are not among the others. 0: any finite norm is
 // sound, and so it is where that median is 0.
 std::vector<std::string> faults_of(std::span<const Contribution> contributions, double limit);
+
+// Whether all elements are finite numbers. Takes no memory to speak of.
+bool all_finite(const at::Tensor& values);
 
 }  // namespace fedshard::federation

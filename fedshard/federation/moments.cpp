@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "fedshard/base/error.h"
+#include "fedshard/federation/guard.h"
 
 namespace fedshard::federation {
 
@@ -22,9 +23,8 @@ MomentsAverage::MomentsAverage(const topology::Layout& layout, int rank, const p
 }
 
 bool MomentsAverage::are_finite() const {
-  return std::all_of(moments_.begin(), moments_.end(), [](const auto& moment) {
-    return at::isfinite(moment->arena->flat()).all().template item<bool>();
-  });
+  return std::all_of(moments_.begin(), moments_.end(),
+                     [](const auto& moment) { return all_finite(moment->arena->flat()); });
 }
 
 std::int64_t MomentsAverage::exchange(std::int64_t updates, std::span<const double> weights) {

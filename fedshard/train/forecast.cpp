@@ -114,7 +114,8 @@ plan::MemoryTable forecast_memory(const Config& config, const topology::Layout& 
     options.exchange_bytes = federated ? exchange_bytes(config, plan, layout, group) : 0;
     if (options.evaluates_mean) {
       options.mean_exchange_bytes =
-          plan::exchange_numel(plan, layout, group, {.rules = exchange_rules(config.federation)}) * options.master_bytes;
+          plan::exchange_numel(plan, layout, group, {.rules = exchange_rules(config.federation)}) *
+          options.master_bytes;
     }
     options.outer_numel = federated ? plan::outer_numel(plan, layout, group, outer_options(config.federation),
                                                         compression_of(config.federation), config.federation.measures,
