@@ -15,8 +15,6 @@
 namespace fedshard::federation {
 namespace {
 
-constexpr std::int64_t kLinkNumel = 1 << 18;  // elements that a leader's chain of replicas passes on at once
-
 int index_of(const comm::Members& members, int rank) {
   const auto place = std::find(members.ranks.begin(), members.ranks.end(), rank);
   base::require(place != members.ranks.end(), "rank {} is not on the {}", rank, members.name);
@@ -201,9 +199,10 @@ void Exchange::gather(const at::Tensor& room, comm::Purpose purpose) {
   }
   // One replica has all of it. Cut up, so that the next in the chain sends on what it has while more comes.
   std::vector<comm::WorkPtr> under_way;
-  for (std::int64_t begin = 0; begin < room.numel(); begin += kLinkNumel) {
+  for (std::int64_t begin = 0; begin < room.numel(); begin += topology::kLeaderLinkNumel) {
     std::vector<std::int64_t> counts = replica_numel_;
-    for (std::int64_t& count : counts) count = std::min(count, std::min(kLinkNumel, room.numel() - begin));
+    for (std::int64_t& count : counts)
+      count = std::min(count, std::min(topology::kLeaderLinkNumel, room.numel() - begin));
     const at::Tensor link = room.narrow(0, begin, *std::max_element(counts.begin(), counts.end()));
     under_way.push_back(axes_.replica->all_gather(link, counts, purpose));
   }

@@ -18,6 +18,9 @@ enum class Scheme {
 };
 const char* name_of(Scheme scheme);
 
+// Elements that a leader's chain of replicas passes on at once.
+inline constexpr std::int64_t kLeaderLinkNumel = 1 << 18;
+
 // The elements that travel together.
 struct Buckets {
   enum class By { whole, unit, size };  // all at once; each unit of the plan by itself; so many elements
