@@ -168,7 +168,8 @@ inline void set_parameters(shard::Engine& engine, const std::function<float(std:
 
 // Bits, not values: NaN and the sign of zero count.
 inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
-  return a.nbytes() == b.nbytes() && std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
+  return a.nbytes() == b.nbytes() &&
+         (a.numel() == 0 || std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0);
 }
 
 // The same layout of arena, filled by global index; padding and gaps are zero.
