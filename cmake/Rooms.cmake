@@ -8,7 +8,7 @@ if(FEDSHARD_HAS_CUDA)
   list(APPEND fedshard_extern_comm torch_cuda_headers)
 endif()
 set(fedshard_extern_checkpoint nlohmann_json::nlohmann_json)
-set(fedshard_extern_train tomlplusplus nlohmann_json::nlohmann_json)
+set(fedshard_extern_config tomlplusplus nlohmann_json::nlohmann_json)
 set(fedshard_extern_cli cli11)
 
 # Alone, so that a new version compiles one file and not the house.

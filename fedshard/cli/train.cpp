@@ -15,7 +15,7 @@
 #include "fedshard/control/launch.h"
 #include "fedshard/control/place.h"
 #include "fedshard/control/ports.h"
-#include "fedshard/train/forecast.h"
+#include "fedshard/forecast/forecast.h"
 #include "fedshard/train/host.h"
 #include "fedshard/train/inputs.h"
 #include "fedshard/train/rank.h"
@@ -40,7 +40,7 @@ int port_of_environment() {
   return port;
 }
 
-int launch_ranks(const TrainArgs& args, const train::Config& config, const topology::Layout& layout,
+int launch_ranks(const TrainArgs& args, const config::Config& config, const topology::Layout& layout,
                  int virtual_groups) {
   if (!config.comm.interface.empty()) comm::require_interface(config.comm.interface);
   // Inputs are opened here once, so that whatever is wrong with them is said before a rank exists, and raw text is
@@ -90,8 +90,8 @@ int launch_ranks(const TrainArgs& args, const train::Config& config, const topol
 }  // namespace
 
 int train(const TrainArgs& args) {
-  train::Config config = train::load_config(args.config, args.overrides);
-  if (args.virtual_groups) config = train::with_virtual_groups(std::move(config), *args.virtual_groups);
+  config::Config config = config::load_config(args.config, args.overrides);
+  if (args.virtual_groups) config = config::with_virtual_groups(std::move(config), *args.virtual_groups);
   const int virtual_groups = args.virtual_groups.value_or(1);
   const auto place = args.ranks ? std::nullopt : control::place_from_environment(control::process_environment);
   const int processes = args.ranks ? *args.ranks : place ? place->world_size : 1;
@@ -100,17 +100,17 @@ int train(const TrainArgs& args) {
     base::fail<base::UsageError>("{} processes with a rank of {} virtual groups each are too many ranks", processes,
                                  virtual_groups);
   }
-  const topology::Layout layout = train::validate(config, world);
+  const topology::Layout layout = config::validate(config, world);
   // Said once: under our own launcher, which hosts the coordinator, by it alone.
   if (!place || (place->rank == 0 && place->coordinator.empty())) {
-    for (const std::string& warning : train::warnings_of(config))
+    for (const std::string& warning : config::warnings_of(config))
       fmt::print(stderr, "fedshard: warning: {}\n", warning);
   }
   if (args.dry_run) {
-    if (!place || place->rank == 0) train::print_dry_run(config, layout);
+    if (!place || place->rank == 0) forecast::print_dry_run(config, layout);
     return 0;
   }
-  if (config.comm.backend == train::BackendChoice::nccl) comm::require_nccl();  // a dry run needs none
+  if (config.comm.backend == config::BackendChoice::nccl) comm::require_nccl();  // a dry run needs none
   // Gloo and the store write to sockets whose other end may have died; that is an error to tell, not to die of.
   ::signal(SIGPIPE, SIG_IGN);
   if (place) return static_cast<int>(train::run_ranks(config, *place, virtual_groups));

@@ -5,16 +5,16 @@
 #include <algorithm>
 #include <iostream>
 
+#include "fedshard/forecast/forecast.h"
 #include "fedshard/metrics/jsonl.h"
 #include "fedshard/metrics/progress.h"
-#include "fedshard/train/forecast.h"
 
 namespace fedshard::train {
 namespace {
 
 constexpr double kLeastSilenceS = 5;
 
-metrics::ProgressOptions progress_options(const Config& config, const topology::Layout& layout) {
+metrics::ProgressOptions progress_options(const config::Config& config, const topology::Layout& layout) {
   metrics::ProgressOptions options;
   options.steps = config.training.steps;
   options.groups = layout.groups();
@@ -28,7 +28,7 @@ metrics::ProgressOptions progress_options(const Config& config, const topology::
 // Written to from the coordinator's thread only, until it has stopped.
 class RunHost::Records {
  public:
-  Records(const metrics::RunFolder& folder, const Config& config, const topology::Layout& layout)
+  Records(const metrics::RunFolder& folder, const config::Config& config, const topology::Layout& layout)
       : file_(folder.metrics()) {
     if (config.metrics.progress) progress_.emplace(std::cerr, progress_options(config, layout));
   }
@@ -45,15 +45,15 @@ class RunHost::Records {
   std::optional<metrics::Progress> progress_;
 };
 
-double silence_s(const Config& config) {
+double silence_s(const config::Config& config) {
   return std::clamp(config.comm.timeout_s, kLeastSilenceS, control::Deadlines{}.silence);
 }
 
-RunHost::RunHost(const Config& config, const topology::Layout& layout, const std::string& bind_address)
-    : folder_(metrics::RunFolder::create(config.metrics.folder, resolved_toml(config))) {
+RunHost::RunHost(const config::Config& config, const topology::Layout& layout, const std::string& bind_address)
+    : folder_(metrics::RunFolder::create(config.metrics.folder, config::resolved_toml(config))) {
   records_ = std::make_unique<Records>(folder_, config, layout);
   if (config.metrics.progress) {
-    std::cerr << "memory of a rank:\n" << plan::describe(forecast_memory(config, layout)) << std::flush;
+    std::cerr << "memory of a rank:\n" << plan::describe(forecast::memory(config, layout)) << std::flush;
   }
   control::CoordinatorOptions options;
   options.group_sizes = layout.sizes();

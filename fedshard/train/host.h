@@ -5,21 +5,21 @@
 #include <memory>
 #include <string>
 
+#include "fedshard/config/config.h"
 #include "fedshard/control/coordinator.h"
 #include "fedshard/metrics/run_folder.h"
-#include "fedshard/train/config.h"
 
 namespace fedshard::train {
 
 // Seconds: a process that says nothing for as long as a collective may take is as lost as one that doesn't answer in
 // it. Not less than a few heartbeats, though.
-double silence_s(const Config& config);
+double silence_s(const config::Config& config);
 
 class RunHost {
  public:
   // Makes the run folder and starts the coordinator on `bind_address` (a number or an interface's name). Throws
   // UsageError where the folder holds another run's records or the address can't be bound.
-  RunHost(const Config& config, const topology::Layout& layout, const std::string& bind_address);
+  RunHost(const config::Config& config, const topology::Layout& layout, const std::string& bind_address);
   ~RunHost();
 
   const std::string& endpoint() const;

@@ -3,15 +3,15 @@
 #include <cstdlib>
 
 #include "fedshard/base/error.h"
+#include "fedshard/config/options.h"
 #include "fedshard/data/tokenizer.h"
-#include "fedshard/train/options.h"
 
 namespace fedshard::train {
 namespace {
 
-std::shared_ptr<const data::TokenDataset> open_dataset(const std::vector<std::string>& patterns, const Config& config,
-                                                       const data::Tokenizer& tokenizer, const model::Dims& dims,
-                                                       const data::PrepareCallback& progress) {
+std::shared_ptr<const data::TokenDataset> open_dataset(const std::vector<std::string>& patterns,
+                                                       const config::Config& config, const data::Tokenizer& tokenizer,
+                                                       const model::Dims& dims, const data::PrepareCallback& progress) {
   const auto files = data::resolve_data(patterns, tokenizer, data_cache(), data::BadRecords::fail, progress);
   auto dataset = std::make_shared<const data::TokenDataset>(files, config.training.seq_len);
   dataset->require_vocab_size(dims.vocab_size);
@@ -30,10 +30,10 @@ std::filesystem::path data_cache() {
   base::fail<base::UsageError>("neither XDG_CACHE_HOME nor HOME is set: there is no folder for prepared text");
 }
 
-Inputs open_inputs(const Config& config, const data::PrepareCallback& progress) {
+Inputs open_inputs(const config::Config& config, const data::PrepareCallback& progress) {
   Inputs inputs;
-  inputs.dims = dims_of(config.model);
-  inputs.plan = plan_of(config, inputs.dims);
+  inputs.dims = config::dims_of(config.model);
+  inputs.plan = config::plan_of(config, inputs.dims);
   const auto tokenizer = data::load_tokenizer(config.data.tokenizer);
   if (tokenizer->vocab_size() > inputs.dims.vocab_size) {
     base::fail<base::UsageError>(

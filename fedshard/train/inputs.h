@@ -5,11 +5,11 @@
 #include <optional>
 
 #include "fedshard/checkpoint/hf.h"
+#include "fedshard/config/config.h"
 #include "fedshard/data/loader.h"
 #include "fedshard/data/prepare.h"
 #include "fedshard/model/dims.h"
 #include "fedshard/plan/units.h"
-#include "fedshard/train/config.h"
 
 namespace fedshard::train {
 
@@ -24,7 +24,7 @@ struct Inputs {
 
 // Raw text is prepared on first use, into data_cache(). Throws UsageError or DamagedError naming key or file: data that
 // is missing or damaged, a tokenizer or token ids larger than the model's vocabulary, weights that don't fit the model.
-Inputs open_inputs(const Config& config, const data::PrepareCallback& progress = {});
+Inputs open_inputs(const config::Config& config, const data::PrepareCallback& progress = {});
 
 // Where prepared text is kept: fedshard/ in $XDG_CACHE_HOME, or in ~/.cache.
 std::filesystem::path data_cache();

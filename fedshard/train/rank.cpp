@@ -35,12 +35,12 @@ constexpr const char* kTokenKey = "fedshard/run_token";
 constexpr double kVerdictS = 4;     // how long it waits, where it failed itself, for what the others have to say
 constexpr double kLastWordsS = 60;  // how long rank 0 waits for the others' last words where it hosts the coordinator
 
-std::chrono::milliseconds timeout_of(const Config& config) {
+std::chrono::milliseconds timeout_of(const config::Config& config) {
   return std::chrono::milliseconds(static_cast<std::int64_t>(config.comm.timeout_s * 1000));
 }
 
 // Of computation, of the calling thread.
-void set_threads(const Config& config, const control::Place& process) {
+void set_threads(const config::Config& config, const control::Place& process) {
   int threads = config.training.threads;
   if (threads == 0) {
     const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
@@ -64,7 +64,7 @@ struct Connections {
 
 // This process: the place that its launcher gave it, and its ranks, one of each virtual group.
 struct Process {
-  Process(const Config& the_config, const control::Place& the_place, int virtual_groups)
+  Process(const config::Config& the_config, const control::Place& the_place, int virtual_groups)
       : config(the_config),
         place(the_place),
         inside(timeout_of(the_config)),
@@ -76,7 +76,7 @@ struct Process {
   int rank(int group) const { return group * place.world_size + place.rank; }
   bool hosts_coordinator() const { return place.coordinator.empty() && place.rank == 0; }
 
-  const Config& config;
+  const config::Config& config;
   const control::Place& place;
   std::unique_ptr<RunHost> host;  // where it hosts the coordinator
   comm::LoopbackWorld inside;
@@ -95,7 +95,7 @@ std::unique_ptr<control::CoordinatorClient> join_coordinator(const Process& proc
       .rank = rank,
       .group = layout.group_of(rank),
       .version = versions().at("fedshard"),
-      .config_digest = fmt::format("{}# {}\n", resolved_toml(process.config), layout.describe()),
+      .config_digest = fmt::format("{}# {}\n", config::resolved_toml(process.config), layout.describe()),
       .silence_s = silence_s(process.config),
       .on_abort = nullptr,
       // Time for the main thread to report by itself, where it is not stuck in a collective.
@@ -125,7 +125,7 @@ void join(Process& process, const topology::Layout& layout) {
 }
 
 void connect(Process& process, const topology::Layout& layout, int group) {
-  const Config& config = process.config;
+  const config::Config& config = process.config;
   Connections& to = process.ranks[group];
   const int rank = process.rank(group);
   to.traffic = std::make_unique<comm::TrafficCounter>(comm::groups_by_rank(layout));
@@ -138,7 +138,7 @@ void connect(Process& process, const topology::Layout& layout, int group) {
     client->begin_collective(what);
   };
   comm::Connect connect = comm::connect_over_messages(*to.backend, *to.traffic, watcher);
-  if (config.comm.backend == BackendChoice::nccl) {
+  if (config.comm.backend == config::BackendChoice::nccl) {
     connect = comm::connect_over_nccl(to.store, {to.device, timeout_of(config), connect}, *to.traffic, watcher);
   }
   to.axes = comm::make_axes(layout, rank, connect);
@@ -167,7 +167,7 @@ void introduce(const Process& process, const topology::Layout& layout, int group
   const std::string where = describe(process, layout, group);
   base::log_info("{}", where);
   if (rank != 0) return;
-  for (const std::string& warning : warnings_of(process.config)) base::log_info("warning: {}", warning);
+  for (const std::string& warning : config::warnings_of(process.config)) base::log_info("warning: {}", warning);
   // Our own launcher has said so already; under another one it is worth knowing whom we believed.
   if (process.host) std::fprintf(stderr, "fedshard: %s\n", where.c_str());
 }
@@ -279,17 +279,17 @@ base::ExitStatus train_all(Process& process, const topology::Layout& layout, con
 
 }  // namespace
 
-base::ExitStatus run_ranks(const Config& config, const control::Place& place, int virtual_groups) {
+base::ExitStatus run_ranks(const config::Config& config, const control::Place& place, int virtual_groups) {
   control::die_with_parent();
   base::log_as(fmt::format("rank {}", place.rank));
   count_tensor_memory();
   Process process(config, place, virtual_groups);
   return or_leave(process, 0, [&] {
-    const topology::Layout layout = validate(config, process.world());
+    const topology::Layout layout = config::validate(config, process.world());
     if (!config.comm.interface.empty()) comm::require_interface(config.comm.interface);
     set_threads(config, place);
     at::set_num_interop_threads(1);
-    if (config.comm.backend == BackendChoice::nccl) process.ranks[0].device = comm::gpu_of(place.local_rank);
+    if (config.comm.backend == config::BackendChoice::nccl) process.ranks[0].device = comm::gpu_of(place.local_rank);
     const Inputs inputs = open_inputs(config);
     join(process, layout);
     const base::ExitStatus status = train_all(process, layout, inputs);

@@ -2,8 +2,8 @@
 // groups one of each group, as threads.
 #pragma once
 #include "fedshard/base/error.h"
+#include "fedshard/config/config.h"
 #include "fedshard/control/place.h"
-#include "fedshard/train/config.h"
 
 namespace fedshard::train {
 
@@ -12,6 +12,6 @@ namespace fedshard::train {
 // The first process hosts store and coordinator too where nobody else does. Returns the first rank's status that is not
 // ok. Does not return after an error: it reports to the coordinator and on standard error, then leaves by _exit with
 // the error's status, because a collective that failed may hold threads that can't be ended.
-base::ExitStatus run_ranks(const Config& config, const control::Place& place, int virtual_groups = 1);
+base::ExitStatus run_ranks(const config::Config& config, const control::Place& place, int virtual_groups = 1);
 
 }  // namespace fedshard::train

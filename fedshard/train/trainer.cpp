@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "fedshard/base/log.h"
+#include "fedshard/config/options.h"
 #include "fedshard/eval/perplexity.h"
 #include "fedshard/nn/init.h"
 #include "fedshard/train/options.h"
@@ -20,7 +21,7 @@ Trainer::Trainer(const RankContext& context)
               engine_options(context.config, context.device), registry_),
       optimizer_(optim::make_optimizer(optimizer_options(context.config), engine_, context.axes, registry_)),
       lr_schedule_(lr_schedule(context.config)),
-      rounds_(round_options(context.config.federation)),
+      rounds_(config::round_options(context.config.federation)),
       uneven_(context.layout.groups() > 1 && !context.config.federation.every.is_even()),
       federation_(context.layout, context.rank, federation_options(context.config), engine_, context.axes,
                   context.coordinator, registry_, {context.round_axes, &context.round_traffic}),
@@ -152,12 +153,12 @@ void Trainer::finish_round() {
     context_.coordinator.set_step(step_);
     mark_round();
   }
-  const InnerState inner_state = context_.config.federation.inner_state;
+  const config::InnerState inner_state = context_.config.federation.inner_state;
   // Moments of a group that was not sound would lead it astray again.
   const bool left_out = std::count(outcome.left_out.begin(), outcome.left_out.end(), at_.group) > 0;
-  if (inner_state == InnerState::average) {
+  if (inner_state == config::InnerState::average) {
     updates_ = outcome.updates;
-  } else if (left_out || inner_state == InnerState::reset) {
+  } else if (left_out || inner_state == config::InnerState::reset) {
     optimizer_->reset();
     updates_ = 0;
   }
@@ -175,7 +176,7 @@ void Trainer::validate() {
   validated_step_ = step_;
   if (!context_.inputs.eval) return;
   const double begin = clock_.now();
-  const Config& config = context_.config;
+  const config::Config& config = context_.config;
   const eval::EvalOptions options{config.training.local_batch_size, config.validation.steps,
                                   context_.inputs.document_end};
   const auto evaluate = [&](const shard::Arena& parameters) {
@@ -231,7 +232,7 @@ void Trainer::load_weights() {
 }
 
 std::vector<nn::MicroBatch> Trainer::next_batches() {
-  const TrainingConfig& training = context_.config.training;
+  const config::TrainingConfig& training = context_.config.training;
   const std::int64_t steps = training.gradient_accumulation_steps, length = training.seq_len;
   const at::Tensor ids = at::empty({steps, training.local_batch_size, length + 1}, at::kInt);
   loader_.next({ids.mutable_data_ptr<std::int32_t>(), static_cast<std::size_t>(ids.numel())});

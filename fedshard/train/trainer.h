@@ -9,6 +9,7 @@
 #include "fedshard/base/clock.h"
 #include "fedshard/base/error.h"
 #include "fedshard/comm/axes.h"
+#include "fedshard/config/config.h"
 #include "fedshard/control/client.h"
 #include "fedshard/federation/round.h"
 #include "fedshard/metrics/records.h"
@@ -18,7 +19,6 @@
 #include "fedshard/optim/optimizer.h"
 #include "fedshard/plan/rounds.h"
 #include "fedshard/shard/engine.h"
-#include "fedshard/train/config.h"
 #include "fedshard/train/inputs.h"
 #include "fedshard/train/turns.h"
 
@@ -26,7 +26,7 @@ namespace fedshard::train {
 
 // What a rank stands on. The references must outlive the trainer.
 struct RankContext {
-  const Config& config;
+  const config::Config& config;
   const topology::Layout& layout;
   int rank = 0;
   const Inputs& inputs;

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "fedshard/base/error.h"
-#include "fedshard/train/forecast.h"
+#include "fedshard/forecast/forecast.h"
 #include "fedshard/train/tensor_memory.h"
 #include "fedshard/train/trainer.h"
 #include "fedshard/train/version.h"
@@ -56,7 +56,7 @@ void Trainer::record_start() {
   record.shard = by_group(context_.layout, &topology::GroupShape::shards);
   record.replicas = by_group(context_.layout, &topology::GroupShape::replicas);
   record.params = model_.plan.numel();
-  const plan::MemoryTable memory = forecast_memory(context_.config, context_.layout);
+  const plan::MemoryTable memory = forecast::memory(context_.config, context_.layout);
   for (const plan::MemoryRow& row : memory.rows) record.memory[plan::name_of(row.purpose)] = row.bytes;
   record.memory_peak = memory.peak;
   record.versions = versions();

@@ -1,11 +1,12 @@
 // What [federation] is told: weights, outer optimizers, compression.
-#include "fedshard/train/config.h"
+#include "fedshard/config/config.h"
 
 #include <gtest/gtest.h>
 
-#include "tests/unit/train/config_text.h"
+#include "fedshard/config/options.h"
+#include "tests/unit/config/config_text.h"
 
-namespace fedshard::train {
+namespace fedshard::config {
 namespace {
 
 TEST(Federation, WeightsAreAWordOrAListByGroup) {
@@ -194,4 +195,4 @@ TEST(Federation, PatternsChooseWhatRoundsExchange) {
 }
 
 }  // namespace
-}  // namespace fedshard::train
+}  // namespace fedshard::config

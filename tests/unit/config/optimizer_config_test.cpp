@@ -1,11 +1,11 @@
 // [optimizer], [[optimizer.group]] and [lr_scheduler].
-#include "fedshard/train/config.h"
+#include "fedshard/config/config.h"
 
 #include <gtest/gtest.h>
 
-#include "tests/unit/train/config_text.h"
+#include "tests/unit/config/config_text.h"
 
-namespace fedshard::train {
+namespace fedshard::config {
 namespace {
 
 TEST(Config, MomentumDependsOnTheOptimizer) {
@@ -88,4 +88,4 @@ TEST(Validate, TheThreePhasesOfTheLearningRateFitIntoTheRun) {
 }
 
 }  // namespace
-}  // namespace fedshard::train
+}  // namespace fedshard::config

@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "fedshard/train/config.h"
-#include "fedshard/train/config_values.h"
+#include "fedshard/config/config.h"
+#include "fedshard/config/values.h"
 
-namespace fedshard::train {
+namespace fedshard::config {
 
 // "[optimizer]", or "[[optimizer.group]]" for an array of tables, whose name has a dot.
 std::string heading_of(const std::string& table);
@@ -45,4 +45,4 @@ struct TableOfKeys {
 const std::vector<TableOfKeys>& tables();  // in the order of files and docs
 const std::vector<Key>& keys();            // those of a table together, in the order of tables()
 
-}  // namespace fedshard::train
+}  // namespace fedshard::config

@@ -1,4 +1,4 @@
-#include "fedshard/train/forecast.h"
+#include "fedshard/forecast/forecast.h"
 
 #include <fmt/format.h>
 
@@ -9,14 +9,14 @@
 #include <utility>
 
 #include "fedshard/base/quantities.h"
+#include "fedshard/config/options.h"
 #include "fedshard/cost/formulas.h"
 #include "fedshard/model/activations.h"
-#include "fedshard/train/options.h"
 
-namespace fedshard::train {
+namespace fedshard::forecast {
 namespace {
 
-int bytes_of(at::ScalarType dtype) { return static_cast<int>(c10::elementSize(dtype)); }
+constexpr std::int64_t kFp32Bytes = 4;
 
 std::string traffic_line(const char* what, const cost::Bytes& bytes, int world) {
   const auto human = [](std::int64_t count) { return base::human(base::Bytes{count}); };
@@ -33,32 +33,32 @@ std::string as_comment(const std::string& text) {
   return out;
 }
 
-std::int64_t exchange_bytes(const Config& config, const plan::ModelPlan& plan, const topology::Layout& layout,
+std::int64_t exchange_bytes(const config::Config& config, const plan::ModelPlan& plan, const topology::Layout& layout,
                             int group) {
-  const plan::Compression compression = compression_of(config.federation);
-  const plan::RoundOptions rounds = round_options(config.federation);
-  const topology::ExchangeRules rules = exchange_rules(config.federation);
-  const std::int64_t master = bytes_of(engine_options(config).dtypes.master);
+  const plan::Compression compression = config::compression_of(config.federation);
+  const plan::RoundOptions rounds = config::round_options(config.federation);
+  const topology::ExchangeRules rules = config::exchange_rules(config.federation);
+  const std::int64_t master = config::bytes_of(config.training.master_dtype);
   const std::int64_t whole = plan::exchange_numel(plan, layout, group, {.rules = rules});
-  std::int64_t most = rounds.start_step > 0 ? whole * bytes_of(at::kFloat) : 0;
+  std::int64_t most = rounds.start_step > 0 ? whole * kFp32Bytes : 0;
   const bool delayed = rounds.delay > 0, compressed = compression.kind != plan::Compression::Kind::none;
   const bool keeps_anchor =
-      plan::needs_anchor(outer_options(config.federation)) || config.federation.measures || compressed;
+      plan::needs_anchor(config::outer_options(config.federation)) || config.federation.measures || compressed;
   for (const plan::ModelPlan& fragment : plan::fragment_plans(plan, rounds.fragments)) {
     most = std::max(most, compressed
                               ? plan::compressed_exchange_bytes(fragment, layout, group, compression, delayed, rules)
                               : plan::exchange_numel(fragment, layout, group, {keeps_anchor, delayed, rules}) * master);
   }
-  if (config.federation.inner_state != InnerState::average) return most;
+  if (config.federation.inner_state != config::InnerState::average) return most;
   // What the moments' mean leads to is kept until the commit, and they are fp32. An upper bound.
-  return plan::moment_bytes(plan, plan::update_rules(plan, update_options(config.optimizer)),
+  return plan::moment_bytes(plan, plan::update_rules(plan, config::update_options(config.optimizer)),
                             layout.group(group).shards) +
-         std::max(most, whole * bytes_of(at::kFloat));
+         std::max(most, whole * kFp32Bytes);
 }
 
 // Of all steps of all groups, without what the warm-up sends beside them. Nothing where only the run will show how many
 // each group makes.
-std::optional<cost::Bytes> bytes_of_steps(const Config& config, const plan::ModelPlan& plan,
+std::optional<cost::Bytes> bytes_of_steps(const config::Config& config, const plan::ModelPlan& plan,
                                           const topology::Layout& layout, const cost::TrafficOptions& options) {
   const plan::Pace& pace = config.federation.every;
   const std::int64_t steps = config.training.steps, start = config.federation.start_step;
@@ -74,9 +74,9 @@ std::optional<cost::Bytes> bytes_of_steps(const Config& config, const plan::Mode
 }
 
 // At the ends of all rounds of a run, of which the last may lack some fragments.
-cost::Bytes bytes_of_rounds(const Config& config, const plan::ModelPlan& plan, const topology::Layout& layout,
+cost::Bytes bytes_of_rounds(const config::Config& config, const plan::ModelPlan& plan, const topology::Layout& layout,
                             const cost::TrafficOptions& options) {
-  const plan::RoundOptions rounds = round_options(config.federation);
+  const plan::RoundOptions rounds = config::round_options(config.federation);
   cost::Bytes bytes;
   int f = 0;
   for (const plan::ModelPlan& fragment : plan::fragment_plans(plan, rounds.fragments)) {
@@ -87,25 +87,24 @@ cost::Bytes bytes_of_rounds(const Config& config, const plan::ModelPlan& plan, c
 
 }  // namespace
 
-plan::MemoryTable forecast_memory(const Config& config, const topology::Layout& layout) {
-  const model::Dims dims = dims_of(config.model);
-  const plan::ModelPlan plan = plan_of(config, dims);
-  const shard::EngineOptions engine = engine_options(config);
+plan::MemoryTable memory(const config::Config& config, const topology::Layout& layout) {
+  const model::Dims dims = config::dims_of(config.model);
+  const plan::ModelPlan plan = config::plan_of(config, dims);
   plan::MemoryOptions options;
   const bool federated = layout.groups() > 1;
   options.evaluates_mean = federated && !config.data.eval.empty();
   options.delayed = federated && config.federation.delay > 0;
   options.proximal = federated && config.federation.prox_mu > 0;
-  options.master_bytes = bytes_of(engine.dtypes.master);
-  options.compute_bytes = bytes_of(engine.dtypes.compute);
-  options.reduce_bytes = bytes_of(engine.dtypes.reduce);
-  options.updates = update_options(config.optimizer);
-  options.gpu = config.comm.backend == BackendChoice::nccl;
+  options.master_bytes = config::bytes_of(config.training.master_dtype);
+  options.compute_bytes = config::bytes_of(config.training.dtype);
+  options.reduce_bytes = config::bytes_of(config.training.reduce_dtype);
+  options.updates = config::update_options(config.optimizer);
+  options.gpu = config.comm.backend == config::BackendChoice::nccl;
   options.offload = config.optimizer.offload;
-  const model::MicroStepShape micro_step = micro_step_shape(config, plan);
+  const model::MicroStepShape micro_step = config::micro_step_shape(config, plan);
   options.activations = model::llama_stage_activations(dims, micro_step);
   options.shared_activation_bytes = model::rotary_table_bytes(dims, micro_step);
-  options.schedule = engine.schedule;
+  options.schedule = config::schedule_options(config);
   std::optional<plan::MemoryTable> largest;
   for (int group = 0; group < layout.groups(); ++group) {
     const topology::GroupShape& shape = layout.group(group);
@@ -114,13 +113,14 @@ plan::MemoryTable forecast_memory(const Config& config, const topology::Layout& 
     options.exchange_bytes = federated ? exchange_bytes(config, plan, layout, group) : 0;
     if (options.evaluates_mean) {
       options.mean_exchange_bytes =
-          plan::exchange_numel(plan, layout, group, {.rules = exchange_rules(config.federation)}) *
+          plan::exchange_numel(plan, layout, group, {.rules = config::exchange_rules(config.federation)}) *
           options.master_bytes;
     }
-    options.outer_numel = federated ? plan::outer_numel(plan, layout, group, outer_options(config.federation),
-                                                        compression_of(config.federation), config.federation.measures,
-                                                        exchange_rules(config.federation))
-                                    : 0;
+    options.outer_numel = federated
+                              ? plan::outer_numel(plan, layout, group, config::outer_options(config.federation),
+                                                  config::compression_of(config.federation), config.federation.measures,
+                                                  config::exchange_rules(config.federation))
+                              : 0;
     plan::MemoryTable table = plan::predict_memory(plan, options);
     if (!largest || table.peak > largest->peak) largest = std::move(table);
     if (layout.equal_groups()) break;
@@ -128,17 +128,9 @@ plan::MemoryTable forecast_memory(const Config& config, const topology::Layout& 
   return *largest;
 }
 
-std::string forecast_traffic(const Config& config, const topology::Layout& layout) {
-  const plan::ModelPlan plan = plan_of(config, dims_of(config.model));
-  const shard::EngineOptions engine = engine_options(config);
-  const cost::TrafficOptions options{engine.schedule,
-                                     bytes_of(engine.dtypes.compute),
-                                     bytes_of(engine.dtypes.reduce),
-                                     bytes_of(engine.dtypes.master),
-                                     update_options(config.optimizer),
-                                     compression_of(config.federation),
-                                     exchange_rules(config.federation),
-                                     config.federation.inner_state == InnerState::average};
+std::string traffic(const config::Config& config, const topology::Layout& layout) {
+  const plan::ModelPlan plan = config::plan_of(config, config::dims_of(config.model));
+  const cost::TrafficOptions options = config::traffic_options(config);
   const cost::Bytes step = cost::step_bytes(plan, layout, options);
   const cost::Bytes sum = cost::synchronous_bytes(plan, layout, options.exchange);
   const cost::Bytes round = cost::round_bytes(plan, layout, options);
@@ -171,12 +163,12 @@ std::string forecast_traffic(const Config& config, const topology::Layout& layou
   return text;
 }
 
-void print_dry_run(const Config& config, const topology::Layout& layout) {
-  const plan::ModelPlan plan = plan_of(config, dims_of(config.model));
+void print_dry_run(const config::Config& config, const topology::Layout& layout) {
+  const plan::ModelPlan plan = config::plan_of(config, config::dims_of(config.model));
   fmt::print(
       "{}\n# Layout\n# {}\n# {} parameters in {} units\n\n# Memory of a rank\n{}\n# Bytes on the wire, all ranks\n{}",
-      resolved_toml(config), layout.describe(), plan.numel(), plan.units.size(),
-      as_comment(plan::describe(forecast_memory(config, layout))), as_comment(forecast_traffic(config, layout)));
+      config::resolved_toml(config), layout.describe(), plan.numel(), plan.units.size(),
+      as_comment(plan::describe(memory(config, layout))), as_comment(traffic(config, layout)));
 }
 
-}  // namespace fedshard::train
+}  // namespace fedshard::forecast

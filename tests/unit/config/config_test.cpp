@@ -1,10 +1,11 @@
-#include "fedshard/train/config.h"
+#include "fedshard/config/config.h"
 
 #include <gtest/gtest.h>
 
-#include "tests/unit/train/config_text.h"
+#include "fedshard/config/options.h"
+#include "tests/unit/config/config_text.h"
 
-namespace fedshard::train {
+namespace fedshard::config {
 namespace {
 
 TEST(Config, DefaultsAreThoseOfTheContract) {
@@ -391,4 +392,4 @@ TEST(Validate, NeedsOneModelDataAndAWarmUpWithinTheRun) {
 }
 
 }  // namespace
-}  // namespace fedshard::train
+}  // namespace fedshard::config

@@ -13,9 +13,9 @@
 #include <utility>
 #include <vector>
 
-#include "fedshard/train/config.h"
+#include "fedshard/config/config.h"
 
-namespace fedshard::train {
+namespace fedshard::config {
 
 // What a key is called in messages, and where its value stands: "run.toml:12: [training] steps".
 struct Place {
@@ -181,4 +181,4 @@ std::string type_name(const std::optional<T>&) {
   return type_name(T{});
 }
 
-}  // namespace fedshard::train
+}  // namespace fedshard::config

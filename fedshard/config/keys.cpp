@@ -1,10 +1,10 @@
-#include "fedshard/train/config_keys.h"
+#include "fedshard/config/keys.h"
 
 #include <fmt/ranges.h>
 
-#include "fedshard/train/key_adder.h"
+#include "fedshard/config/key_adder.h"
 
-namespace fedshard::train {
+namespace fedshard::config {
 namespace {
 
 std::string preset_doc() {
@@ -332,4 +332,4 @@ const std::vector<Key>& keys() {
   return keys;
 }
 
-}  // namespace fedshard::train
+}  // namespace fedshard::config

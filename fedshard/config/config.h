@@ -1,5 +1,5 @@
 // What a run is told: one struct a table of the TOML file, with torchtitan's names where the meaning is the same.
-// A surprise: the defaults live here, as member initialisers, and nowhere else; the table of keys (config_keys.cpp)
+// A surprise: the defaults live here, as member initialisers, and nowhere else; the table of keys (keys.cpp)
 // points to these members, and parsing, the resolved config.toml and docs/configuration.md all come from that table.
 // No torch header is needed to read a config, so the launcher checks one before any rank starts.
 #pragma once
@@ -20,7 +20,7 @@
 #include "fedshard/plan/updates.h"
 #include "fedshard/topology/layout.h"
 
-namespace fedshard::train {
+namespace fedshard::config {
 
 enum class Dtype { fp32, bf16 };
 enum class OptimizerName { adamw, sgd, muon };
@@ -184,32 +184,9 @@ struct Config {
 // meaning beside the others (`beta1` with sgd).
 Config load_config(const std::filesystem::path& path, const std::vector<std::string>& overrides = {});
 
-// The sizes of the configured model: the preset's or config.json's with what overrides them. Throws UsageError where
-// not exactly one of preset and hf is given, the preset is unknown or the sizes don't fit together; what
-// model::read_hf_config throws for the file.
-model::Dims dims_of(const ModelConfig& config);
-
-// What the optimizer does with each parameter.
-plan::UpdateOptions update_options(const OptimizerConfig& config);
-
-// What becomes of the groups' mean. `config` must come from load_config.
-plan::OuterOptions outer_options(const FederationConfig& config);
-
-// How what groups have changed travels; likewise.
-plan::Compression compression_of(const FederationConfig& config);
-
-// Who brings what to a round, and in which pieces.
-topology::ExchangeRules exchange_rules(const FederationConfig& config);
-
-// What rounds exchange; likewise.
-plan::ExchangePatterns exchange_patterns(const FederationConfig& config);
-
 // Checks what needs no data: that nothing required is missing, that values fit together, that the model exists and
 // `world` ranks can be laid out. Returns that layout. Throws UsageError naming the keys or numbers.
 topology::Layout validate(const Config& config, int world);
-
-// When groups exchange what, where they stay in step: otherwise K is plan::most_steps.
-plan::RoundOptions round_options(const FederationConfig& config);
 
 // `config` for --virtual-groups: with that many groups. Throws UsageError naming both numbers where [parallelism]
 // groups says otherwise (it may be 1, `groups`, or a list of so many equal sizes), and where ranks would need GPUs.
@@ -226,4 +203,4 @@ std::string resolved_toml(const Config& config);
 // docs/configuration.md: every key with its type, default, range and meaning.
 std::string configuration_page();
 
-}  // namespace fedshard::train
+}  // namespace fedshard::config

@@ -1,4 +1,4 @@
-#include "fedshard/train/config_values.h"
+#include "fedshard/config/values.h"
 
 #include <fmt/ranges.h>
 
@@ -9,7 +9,7 @@
 
 #include "fedshard/base/error.h"
 
-namespace fedshard::train {
+namespace fedshard::config {
 namespace {
 
 using base::fail;
@@ -282,4 +282,4 @@ std::string write_value(const model::RopeScaling& value) {
       write_value(value.original_max_position_embeddings));
 }
 
-}  // namespace fedshard::train
+}  // namespace fedshard::config

@@ -1,4 +1,4 @@
-// Makes the keys of one table, one after another: what the table of keys (config_keys.cpp) is written with.
+// Makes the keys of one table, one after another: what the table of keys (keys.cpp) is written with.
 // A surprise: a key's default, type and spelling all come from a pointer to the struct's member.
 #pragma once
 #include <fmt/ranges.h>
@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "fedshard/train/config_keys.h"
+#include "fedshard/config/keys.h"
 
-namespace fedshard::train {
+namespace fedshard::config {
 
 template <class T>
 std::string allowed_values(const T&, const Range& range) {
@@ -89,4 +89,4 @@ class Adder {
 
 inline constexpr Range any{};
 
-}  // namespace fedshard::train
+}  // namespace fedshard::config

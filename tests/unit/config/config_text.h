@@ -8,9 +8,9 @@
 
 #include "fedshard/base/error.h"
 #include "fedshard/base/file.h"
-#include "fedshard/train/config.h"
+#include "fedshard/config/config.h"
 
-namespace fedshard::train {
+namespace fedshard::config {
 
 inline const std::string smallest = "[model]\npreset = \"llama-tiny\"\n[data]\ntrain = \"a.txt\"\n";
 
@@ -45,4 +45,4 @@ inline std::string refusal_to_run(const std::string& text, int world) {
   return refusal_of([&] { validate(config, world); });
 }
 
-}  // namespace fedshard::train
+}  // namespace fedshard::config

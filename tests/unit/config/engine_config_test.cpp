@@ -1,10 +1,10 @@
 // The keys of the sharded engine: [training] freeze, nonfinite and their kin, and optimizer.fused_backward.
 #include <gtest/gtest.h>
 
-#include "fedshard/train/config.h"
-#include "tests/unit/train/config_text.h"
+#include "fedshard/config/config.h"
+#include "tests/unit/config/config_text.h"
 
-namespace fedshard::train {
+namespace fedshard::config {
 namespace {
 
 std::string with(const std::string& training, const std::string& optimizer = "") {
@@ -43,4 +43,4 @@ TEST(Validate, FusedBackwardIsRefusedWhereItCannotBeRight) {
 }
 
 }  // namespace
-}  // namespace fedshard::train
+}  // namespace fedshard::config

@@ -1,10 +1,10 @@
 // What --virtual-groups makes of a config.
 #include <gtest/gtest.h>
 
-#include "fedshard/train/config.h"
-#include "tests/unit/train/config_text.h"
+#include "fedshard/config/config.h"
+#include "tests/unit/config/config_text.h"
 
-namespace fedshard::train {
+namespace fedshard::config {
 namespace {
 
 std::string with_groups(const std::string& groups) { return smallest + "[parallelism]\ngroups = " + groups + "\n"; }
@@ -38,4 +38,4 @@ TEST(VirtualGroups, RefuseOtherGroups) {
 }
 
 }  // namespace
-}  // namespace fedshard::train
+}  // namespace fedshard::config

@@ -1,14 +1,14 @@
 // docs/configuration.md from the table of keys. A test compares the file with this text.
 #include <fmt/format.h>
 
-#include "fedshard/train/config_keys.h"
+#include "fedshard/config/keys.h"
 
-namespace fedshard::train {
+namespace fedshard::config {
 namespace {
 
 constexpr const char* introduction = R"(# Configuration
 
-<!-- Made from fedshard/train/config_keys.cpp; edit there. The tests say how to make it anew. -->
+<!-- Made from fedshard/config/keys.cpp; edit there. The tests say how to make it anew. -->
 
 `fedshard train CONFIG` reads one [TOML](https://toml.io) file. Names are torchtitan's where the meaning is the same.
 A smallest one:
@@ -69,4 +69,4 @@ std::string configuration_page() {
   return page;
 }
 
-}  // namespace fedshard::train
+}  // namespace fedshard::config

@@ -5,21 +5,15 @@
 #include <functional>
 
 #include "fedshard/base/error.h"
-#include "fedshard/model/hf_config.h"
+#include "fedshard/config/options.h"
 #include "fedshard/plan/freeze.h"
 #include "fedshard/plan/llama_units.h"
-#include "fedshard/train/config.h"
 
-namespace fedshard::train {
+namespace fedshard::config {
 namespace {
 
 using base::fail;
 using base::UsageError;
-
-template <class T>
-void override_with(T& value, const std::optional<T>& given) {
-  if (given) value = *given;
-}
 
 void check_data(const Config& config) {
   if (config.data.train.empty()) fail<UsageError>("[data] train is missing: what is trained on?");
@@ -185,78 +179,6 @@ topology::Layout lay_out(const ParallelismConfig& p, int world) {
 
 }  // namespace
 
-model::Dims dims_of(const ModelConfig& config) {
-  if (config.preset.empty() && config.hf.empty()) {
-    fail<UsageError>("[model] needs preset or hf: which model is trained?");
-  }
-  if (!config.preset.empty() && !config.hf.empty()) {
-    fail<UsageError>("[model] has both preset = \"{}\" and hf = \"{}\"; give one of them", config.preset, config.hf);
-  }
-  auto dims = config.hf.empty() ? model::preset(config.preset)
-                                : model::read_hf_config(std::filesystem::path(config.hf) / "config.json");
-  override_with(dims.hidden_size, config.hidden_size);
-  override_with(dims.intermediate_size, config.intermediate_size);
-  override_with(dims.num_hidden_layers, config.num_hidden_layers);
-  override_with(dims.num_attention_heads, config.num_attention_heads);
-  override_with(dims.num_key_value_heads, config.num_key_value_heads);
-  override_with(dims.head_dim, config.head_dim);
-  override_with(dims.vocab_size, config.vocab_size);
-  override_with(dims.max_position_embeddings, config.max_position_embeddings);
-  override_with(dims.rope_theta, config.rope_theta);
-  if (config.rope_scaling) dims.rope_scaling = config.rope_scaling;
-  override_with(dims.rms_norm_eps, config.rms_norm_eps);
-  override_with(dims.initializer_range, config.initializer_range);
-  override_with(dims.tie_word_embeddings, config.tie_word_embeddings);
-  dims.validate();
-  return dims;
-}
-
-plan::UpdateOptions update_options(const OptimizerConfig& config) {
-  plan::UpdateOptions options;
-  switch (config.name) {
-    case OptimizerName::adamw:
-      options.update = plan::Update::adamw;
-      break;
-    case OptimizerName::sgd:
-      options.update = config.momentum.value_or(0) == 0 ? plan::Update::sgd : plan::Update::sgd_momentum;
-      break;
-    case OptimizerName::muon:
-      options.update = plan::Update::muon;
-      break;
-  }
-  options.weight_decay = config.weight_decay;
-  options.groups = config.groups;
-  return options;
-}
-
-plan::OuterOptions outer_options(const FederationConfig& config) {
-  plan::OuterOptions options = plan::usual_options(config.outer);
-  override_with(options.lr, config.outer_lr);
-  override_with(options.momentum, config.outer_momentum);
-  override_with(options.beta1, config.outer_beta1);
-  override_with(options.beta2, config.outer_beta2);
-  override_with(options.tau, config.outer_tau);
-  options.max_norm = config.outer_max_norm;
-  return options;
-}
-
-plan::Compression compression_of(const FederationConfig& config) {
-  plan::Compression compression = plan::usual_compression(config.compress);
-  override_with(compression.block, config.block);
-  override_with(compression.top_k, config.top_k);
-  return compression;
-}
-
-topology::ExchangeRules exchange_rules(const FederationConfig& config) {
-  return {config.scheme, config.bucket, config.concurrency};
-}
-
-plan::RoundOptions round_options(const FederationConfig& config) {
-  return {plan::most_steps(config.every), static_cast<int>(config.fragments), config.delay, config.start_step};
-}
-
-plan::ExchangePatterns exchange_patterns(const FederationConfig& config) { return {config.include, config.exclude}; }
-
 std::vector<std::string> warnings_of(const Config& config) {
   std::vector<std::string> warnings;
   if (config.training.master_dtype == Dtype::bf16) {
@@ -313,4 +235,4 @@ topology::Layout validate(const Config& config, int world) {
   return layout;
 }
 
-}  // namespace fedshard::train
+}  // namespace fedshard::config

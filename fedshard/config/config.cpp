@@ -1,4 +1,4 @@
-#include "fedshard/train/config.h"
+#include "fedshard/config/config.h"
 
 #include <fmt/ranges.h>
 
@@ -9,9 +9,9 @@
 
 #include "fedshard/base/error.h"
 #include "fedshard/base/file.h"
-#include "fedshard/train/config_keys.h"
+#include "fedshard/config/keys.h"
 
-namespace fedshard::train {
+namespace fedshard::config {
 namespace {
 
 using base::fail;
@@ -278,4 +278,4 @@ std::string resolved_toml(const Config& config) {
   return text;
 }
 
-}  // namespace fedshard::train
+}  // namespace fedshard::config
