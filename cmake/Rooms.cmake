@@ -9,6 +9,7 @@ if(FEDSHARD_HAS_CUDA)
 endif()
 set(fedshard_extern_checkpoint nlohmann_json::nlohmann_json)
 set(fedshard_extern_config tomlplusplus nlohmann_json::nlohmann_json)
+set(fedshard_extern_forecast nlohmann_json::nlohmann_json)
 set(fedshard_extern_cli cli11)
 
 # Alone, so that a new version compiles one file and not the house.

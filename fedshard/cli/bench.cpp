@@ -39,22 +39,9 @@ T named(const char* option, const std::string& text, const std::vector<std::pair
   fail<UsageError>("{} has no '{}': it is one of {}", option, text, fmt::join(names, ", "));
 }
 
-plan::ModelPlan plan_of(const BenchAggregateArgs& args) {
-  if (args.units.empty()) return plan::llama_plan(model::preset(args.model));
-  plan::ModelPlan plan;
-  for (const std::int64_t numel : args.units) {
-    if (numel < 1) fail<UsageError>("--units: a unit has at least 1 element, not {}", numel);
-    const int u = static_cast<int>(plan.units.size());
-    const std::string name = fmt::format("unit {}", u);
-    plan.units.push_back({name, {{name, {numel}, {}}}});
-    plan.stages.push_back({name, {u}});
-  }
-  return plan;
-}
-
 bench::AggregateOptions options_of(const BenchAggregateArgs& args) {
   bench::AggregateOptions options;
-  options.plan = plan_of(args);
+  options.plan = args.units.empty() ? plan::llama_plan(model::preset(args.model)) : plan::plan_of_units(args.units);
   for (const std::string& text : args.schemes) {
     using topology::Scheme;
     options.schemes.push_back(named<Scheme>(
@@ -144,6 +131,12 @@ int bench_aggregate(const BenchAggregateArgs& args) {
   const std::filesystem::path folder = std::filesystem::path(args.csv).parent_path();
   if (!folder.empty() && !std::filesystem::is_directory(folder)) {
     fail<UsageError>("--csv {}: there is no folder {}", args.csv, folder.string());
+  }
+  // Written whole under another name first, which would take the place of a pipe, a device or a link.
+  const auto kind = std::filesystem::symlink_status(args.csv).type();
+  if (!args.csv.empty() && kind != std::filesystem::file_type::not_found &&
+      kind != std::filesystem::file_type::regular) {
+    fail<UsageError>("--csv {}: that is no regular file", args.csv);
   }
   ::signal(SIGPIPE, SIG_IGN);  // a peer that has died is an error to tell, not to die of
   if (place) return static_cast<int>(bench::run_aggregate_rank(options, layout, *place, args.csv));

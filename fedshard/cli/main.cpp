@@ -14,6 +14,7 @@
 #include "fedshard/cli/bench.h"
 #include "fedshard/cli/data.h"
 #include "fedshard/cli/train.h"
+#include "fedshard/forecast/cost.h"
 #include "fedshard/train/version.h"
 
 namespace {
@@ -23,6 +24,7 @@ using fedshard::cli::DataEncodeArgs;
 using fedshard::cli::DataInspectArgs;
 using fedshard::cli::DataPrepareArgs;
 using fedshard::cli::TrainArgs;
+using fedshard::forecast::CostArgs;
 
 std::string from_1(const std::string& text) {
   int number = 0;
@@ -92,6 +94,53 @@ void add_bench(CLI::App& app, BenchAggregateArgs& args) {
   aggregate->add_option("--csv", args.csv, "Write the table to this file too");
 }
 
+// Bound to an optional, CLI11 makes a flag that is absent false.
+void add_choice(CLI::App& app, const char* names, std::optional<bool>& value, const char* doc) {
+  app.add_flag_function(
+      names, [&value](std::int64_t count) { value = count > 0; }, doc);
+}
+
+// What stands for keys of a config, as text that the config's own rules read.
+void add_short_forms(CLI::App& cost, CostArgs& args) {
+  cost.add_option("--model", args.model, "A preset, or a folder with Hugging Face's config.json");
+  cost.add_option("--groups", args.groups, "How many groups, or the ranks of each: 4,2,2");
+  cost.add_option("--shard", args.shard, "Shards of a group, or of each; its other ranks are replicas");
+  cost.add_option("--every", args.every, "A round: steps, of each group (8,4), tokens (1M tokens) or time (30s)");
+  cost.add_option("--scheme", args.scheme, "[federation] scheme: split, leader, naive");
+  cost.add_option("--compress", args.compress, "[federation] compress: none, bf16, int8, int4, topk");
+  cost.add_option("--accum", args.accum, "Micro-steps of a step");
+  cost.add_option("--batch", args.batch, "Sequences a rank and micro-step");
+  cost.add_option("--seq", args.seq, "Tokens of a sequence");
+  cost.add_option("--bytes-gather", args.bytes_gather, "Of an element that is gathered: 2 (bf16) or 4 (fp32)");
+  cost.add_option("--bytes-reduce", args.bytes_reduce, "Of an element that is reduced: 2 or 4");
+  cost.add_option("--bytes-aggregate", args.bytes_aggregate, "Of a master parameter, as rounds send it: 2 or 4");
+  add_choice(cost, "--reshard,!--no-reshard", args.reshard, "Gather units again for their backward");
+  add_choice(cost, "--reduce-each-microstep,!--no-reduce-each-microstep", args.reduce_each_micro_step,
+             "Reduce in every micro-step, not in the last alone");
+}
+
+void add_cost(CLI::App& app, CostArgs& args) {
+  CLI::App* cost = app.add_subcommand("cost", "Bytes and messages of a layout, counted before anything runs");
+  cost->add_option("config", args.config, "A TOML file; without one, --model or --units");
+  cost->add_option("--ranks", args.ranks, "Ranks in all (default: the sum of the listed groups)")->check(from_1);
+  add_short_forms(*cost, args);
+  cost->add_option("--set", args.settings, "Override a key: table.key=value; may be repeated")->allow_extra_args(false);
+  cost->add_option("--units", args.units, "Elements of each unit, instead of a model")
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  add_choice(*cost, "--keep-root,!--no-keep-root", args.keep_root,
+             "Gather the first and the last unit once, as the program does; of --units the first alone");
+  cost->add_option("--algorithm", args.algorithm, "Of collectives; the program's own are rings")
+      ->check(CLI::IsMember({"ring", "recursive"}))
+      ->capture_default_str();
+  cost->add_option("--ranks-per-node", args.ranks_per_node, "Ranks lie on nodes in order; none: all on one")
+      ->check(from_1);
+  cost->add_option("--nodes-per-cell", args.nodes_per_cell, "And nodes in cells")->check(from_1);
+  cost->add_option("--view-group", args.view_group, "Count what crosses groups of so many ranks instead")
+      ->check(from_1);
+  cost->add_flag("--json", args.json, "One object for programs (docs/cost.md)");
+}
+
 // A daemon may start us with these closed. The first file we opened would then become standard output or error, and
 // what is meant for a person would go into metrics.jsonl.
 void open_standard_streams() {
@@ -140,9 +189,11 @@ int main(int argc, char** argv) {
   DataInspectArgs inspect;
   DataEncodeArgs encode;
   BenchAggregateArgs aggregate;
+  CostArgs cost;
   add_train(app, train);
   add_data(app, prepare, inspect, encode);
   add_bench(app, aggregate);
+  add_cost(app, cost);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& e) {
@@ -156,6 +207,7 @@ int main(int argc, char** argv) {
       const int status = fedshard::cli::train(train);
       return train.dry_run ? check_output(status) : status;  // what a run leaves is in its folder, not there
     }
+    if (app.got_subcommand("cost")) return check_output(fedshard::forecast::cost(cost));
     if (app.got_subcommand("bench")) return check_output(fedshard::cli::bench_aggregate(aggregate));
     const CLI::App* data = app.get_subcommand("data");
     if (data->got_subcommand("prepare")) return check_output(fedshard::cli::data_prepare(prepare));

@@ -119,10 +119,6 @@ void check_rounds(const Config& config, const topology::Layout& layout) {
   try {
     plan::check_pace(f.every, layout.groups(), config.training.steps - f.start_step, f.delay, f.fragments);
     plan::check_rounds(round_options(f));
-    if (layout.groups() > 1) {
-      const plan::ModelPlan trained = plan::freeze(plan::llama_plan(dims_of(config.model)), config.training.freeze);
-      plan::fragment_plans(plan::keep_in_groups(trained, exchange_patterns(f)), static_cast<int>(f.fragments));
-    }
   } catch (const UsageError& e) {
     fail<UsageError>("[federation] {}", e.what());
   }
@@ -140,6 +136,17 @@ void check_rounds(const Config& config, const topology::Layout& layout) {
     fail<UsageError>(
         "[federation] start_step: in the warm-up all groups make the same steps, which leaves nothing local to a "
         "group; set start_step = 0, or no include and exclude");
+  }
+}
+
+void check_fragments(const Config& config, const topology::Layout& layout) {
+  if (layout.groups() == 1) return;
+  const plan::ModelPlan trained = plan::freeze(plan::llama_plan(dims_of(config.model)), config.training.freeze);
+  try {
+    plan::fragment_plans(plan::keep_in_groups(trained, exchange_patterns(config.federation)),
+                         static_cast<int>(config.federation.fragments));
+  } catch (const UsageError& e) {
+    fail<UsageError>("[federation] {}", e.what());
   }
 }
 
@@ -223,16 +230,27 @@ Config with_virtual_groups(Config config, int groups) {
   return config;
 }
 
-topology::Layout validate(const Config& config, int world) {
-  check_model(config);
-  check_data(config);
-  check_optimizer(config);
-  check_schedule(config);
-  check_fused_backward(config);
+topology::Layout validate_layout(const Config& config, int world) {
   topology::Layout layout = lay_out(config.parallelism, world);
   check_federation(config.federation, layout);
   check_rounds(config, layout);
   return layout;
+}
+
+topology::Layout validate_without_data(const Config& config, int world) {
+  check_model(config);
+  check_optimizer(config);
+  check_schedule(config);
+  check_fused_backward(config);
+  topology::Layout layout = validate_layout(config, world);
+  check_fragments(config, layout);
+  return layout;
+}
+
+topology::Layout validate(const Config& config, int world) {
+  check_model(config);  // what is wrong with the model is said first
+  check_data(config);
+  return validate_without_data(config, world);
 }
 
 }  // namespace fedshard::config

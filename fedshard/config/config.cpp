@@ -262,6 +262,12 @@ Config load_config(const std::filesystem::path& path, const std::vector<std::str
   return config;
 }
 
+Config config_of(const std::vector<std::string>& overrides) {
+  Reader reader;
+  for (const auto& text : overrides) reader.read_override(text);
+  return reader.finish();
+}
+
 std::string resolved_toml(const Config& config) {
   std::string text = "# The resolved configuration of a run: all keys that have a value, defaults among them.\n";
   for (const auto& table : tables()) {

@@ -184,9 +184,18 @@ struct Config {
 // meaning beside the others (`beta1` with sgd).
 Config load_config(const std::filesystem::path& path, const std::vector<std::string>& overrides = {});
 
+// A config of overrides alone, without a file. Throws likewise.
+Config config_of(const std::vector<std::string>& overrides);
+
 // Checks what needs no data: that nothing required is missing, that values fit together, that the model exists and
 // `world` ranks can be laid out. Returns that layout. Throws UsageError naming the keys or numbers.
 topology::Layout validate(const Config& config, int world);
+
+// The same where nothing is to be trained: [data] may be missing.
+topology::Layout validate_without_data(const Config& config, int world);
+
+// The same where the model is not the config's: only that the ranks can be laid out, and that rounds fit the layout.
+topology::Layout validate_layout(const Config& config, int world);
 
 // `config` for --virtual-groups: with that many groups. Throws UsageError naming both numbers where [parallelism]
 // groups says otherwise (it may be 1, `groups`, or a list of so many equal sizes), and where ranks would need GPUs.

@@ -1,5 +1,5 @@
 // Who sends how much to whom: a step and a round as sums of messages, link by link. What a machine's tiers carry
-// follows from these (tiers.h), where closed forms (formulas.h) know totals alone.
+// follows from these (tally.h), where closed forms (formulas.h) know totals alone.
 //
 // A surprise: nothing is estimated and no schedule is assumed here. Gathers and reductions are counted in the engine's
 // own schedule (plan/schedule.h), and a round's messages in the parts that its exchange is made of (topology/ranges.h).

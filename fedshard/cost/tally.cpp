@@ -1,7 +1,6 @@
 #include "fedshard/cost/tally.h"
 
 #include <algorithm>
-#include <numeric>
 
 namespace fedshard::cost {
 namespace {
@@ -11,6 +10,17 @@ std::int64_t most_of(const std::vector<std::int64_t>& values) {
 }
 
 }  // namespace
+
+Sum& Sum::operator+=(const Sum& more) {
+  bytes += more.bytes;
+  messages += more.messages;
+  return *this;
+}
+
+const char* name_of(Tier tier) {
+  constexpr const char* kNames[] = {"node", "cell", "between_cells"};
+  return kNames[static_cast<int>(tier)];
+}
 
 Tally::Tally(Placement placement, std::vector<int> groups)
     : placement_(placement), groups_(std::move(groups)), sent_(groups_.size()), messages_(groups_.size()) {
@@ -26,17 +36,30 @@ void Tally::add(const Flow& flow) {
   const int node = placement_.node_of(flow.from), cell = placement_.cell_of(flow.from),
             to_cell = placement_.cell_of(flow.to);
   const bool leaves_node = node != placement_.node_of(flow.to);
-  tiers_[at(cell != to_cell ? Tier::between_cells : leaves_node ? Tier::cell : Tier::node)] += flow.bytes;
+  const Tier tier = cell != to_cell ? Tier::between_cells : leaves_node ? Tier::cell : Tier::node;
+  sums_[at(flow.use)][at(tier)] += {flow.bytes, flow.messages};
   if (leaves_node) out_of_node_[static_cast<std::size_t>(node)] += flow.bytes;
   if (cell != to_cell) between_cells_[std::minmax(cell, to_cell)] += flow.bytes;
 }
 
-std::int64_t Tally::total() const { return std::accumulate(tiers_.begin(), tiers_.end(), std::int64_t{0}); }
+Sum Tally::total() const {
+  Sum sum;
+  for (const auto& of_use : sums_) {
+    for (const Sum& of_tier : of_use) sum += of_tier;
+  }
+  return sum;
+}
 
-std::int64_t Tally::total(Use use) const {
-  std::int64_t bytes = 0;
-  for (const auto& of_rank : sent_) bytes += of_rank[at(use)];
-  return bytes;
+Sum Tally::total(Use use) const {
+  Sum sum;
+  for (const Sum& of_tier : sums_[at(use)]) sum += of_tier;
+  return sum;
+}
+
+Sum Tally::total(Tier tier) const {
+  Sum sum;
+  for (const auto& of_use : sums_) sum += of_use[at(tier)];
+  return sum;
 }
 
 std::int64_t Tally::most_of_a_rank(std::initializer_list<Use> uses) const {

@@ -24,6 +24,13 @@ struct Placement {
 
 enum class Tier { node, cell, between_cells };  // inside a node; between nodes of a cell; between cells
 inline constexpr int kTiers = 3;
+const char* name_of(Tier tier);
+
+struct Sum {
+  std::int64_t bytes = 0, messages = 0;
+  Sum& operator+=(const Sum& more);
+  bool operator==(const Sum&) const = default;
+};
 
 class Tally {
  public:
@@ -35,17 +42,17 @@ class Tally {
     return [this](const Flow& flow) { add(flow); };
   }
 
-  // All in bytes of payload but for messages.
-  std::int64_t total() const;                                       // all ranks
-  std::int64_t total(Use use) const;                                // likewise
-  std::int64_t total(Tier tier) const { return tiers_[at(tier)]; }  // likewise
-  std::int64_t between_groups() const { return between_groups_; }
-  // Of these uses together.
+  Sum total(Use use, Tier tier) const { return sums_[at(use)][at(tier)]; }  // all ranks
+  Sum total() const;                                                        // likewise
+  Sum total(Use use) const;                                                 // likewise
+  Sum total(Tier tier) const;                                               // likewise
+  std::int64_t between_groups() const { return between_groups_; }           // bytes
+  // Bytes of these uses together.
   std::int64_t most_of_a_rank(std::initializer_list<Use> uses = {Use::gather, Use::reduce, Use::replica,
                                                                  Use::aggregate}) const;
   std::int64_t most_messages_of_a_rank() const;
-  std::int64_t most_out_of_a_node() const;
-  std::int64_t most_between_two_cells() const;  // both directions
+  std::int64_t most_out_of_a_node() const;      // bytes
+  std::int64_t most_between_two_cells() const;  // bytes, both directions
 
  private:
   template <class Enum>
@@ -56,7 +63,7 @@ class Tally {
   std::vector<int> groups_;
   std::vector<std::array<std::int64_t, kUses>> sent_;  // by rank
   std::vector<std::int64_t> messages_, out_of_node_;   // by rank, by node
-  std::array<std::int64_t, kTiers> tiers_{};
+  std::array<std::array<Sum, kTiers>, kUses> sums_{};
   std::map<std::pair<int, int>, std::int64_t> between_cells_;
   std::int64_t between_groups_ = 0;
 };

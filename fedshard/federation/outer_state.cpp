@@ -47,27 +47,32 @@ void OuterState::set_anchor(const at::Tensor& parameters) {
 
 double OuterState::square_distance(const at::Tensor& values) const {
   base::require(has_anchor_, "the outer optimizer has no anchor yet");
-  const at::Tensor wide = values.to(at::kFloat);
-  const float *x = anchor_->flat().const_data_ptr<float>(), *y = wide.const_data_ptr<float>();
   double square = 0;
-  for (std::int64_t i = 0; i < wide.numel(); ++i) {
-    const double difference = static_cast<double>(x[i]) - y[i];
-    square += difference * difference;
+  for (const topology::Range chunk : chunks_of(values.numel())) {
+    const at::Tensor wide = values.narrow(0, chunk.begin, chunk.size()).to(at::kFloat);
+    const float *x = anchor_->flat().const_data_ptr<float>() + chunk.begin, *y = wide.const_data_ptr<float>();
+    for (std::int64_t i = 0; i < wide.numel(); ++i) {
+      const double difference = static_cast<double>(x[i]) - y[i];
+      square += difference * difference;
+    }
   }
   return square;
 }
 
 ChangeSums OuterState::change_sums(const at::Tensor& parameters, const at::Tensor& mean) const {
   base::require(has_anchor_, "the outer optimizer has no anchor yet");
-  const at::Tensor wide = parameters.to(at::kFloat), wide_mean = mean.to(at::kFloat);
-  const float* x = anchor_->flat().const_data_ptr<float>();
-  const float *p = wide.const_data_ptr<float>(), *m = wide_mean.const_data_ptr<float>();
   ChangeSums sums{0, 0, 0};
-  for (std::int64_t i = 0; i < wide.numel(); ++i) {
-    const double mine = static_cast<double>(x[i]) - p[i], all = static_cast<double>(x[i]) - m[i];
-    sums.square += mine * mine;
-    sums.with_mean += mine * all;
-    sums.mean_square += all * all;
+  for (const topology::Range chunk : chunks_of(mean.numel())) {
+    const auto wide_of = [&](const at::Tensor& t) { return t.narrow(0, chunk.begin, chunk.size()).to(at::kFloat); };
+    const at::Tensor wide = wide_of(parameters), wide_mean = wide_of(mean);
+    const float* x = anchor_->flat().const_data_ptr<float>() + chunk.begin;
+    const float *p = wide.const_data_ptr<float>(), *m = wide_mean.const_data_ptr<float>();
+    for (std::int64_t i = 0; i < wide.numel(); ++i) {
+      const double mine = static_cast<double>(x[i]) - p[i], all = static_cast<double>(x[i]) - m[i];
+      sums.square += mine * mine;
+      sums.with_mean += mine * all;
+      sums.mean_square += all * all;
+    }
   }
   return sums;
 }

@@ -51,7 +51,9 @@ Federation::Federation(const topology::Layout& layout, int rank, const Federatio
       links_(links),
       coordinator_(coordinator),
       whole_(layout, rank, engine.plan(), engine.map(), axes, options.exchange) {
-  base::require(options.rounds.delay == 0 || &links.axes != &axes, "rounds with a delay need axes of their own");
+  // A run of one group makes no rounds.
+  base::require(options.rounds.delay == 0 || layout.groups() == 1 || &links.axes != &axes,
+                "rounds with a delay need axes of their own");
   const auto fragments = plan::fragment_plans(engine.plan(), options.rounds.fragments);
   for (std::size_t f = 0; f < fragments.size(); ++f) {
     fragments_.push_back(std::make_unique<Fragment>(

@@ -128,6 +128,19 @@ plan::MemoryTable memory(const config::Config& config, const topology::Layout& l
   return *largest;
 }
 
+std::optional<cost::Bytes> run_bytes(const config::Config& config, const topology::Layout& layout) {
+  const plan::ModelPlan plan = config::plan_of(config, config::dims_of(config.model));
+  const cost::TrafficOptions options = config::traffic_options(config);
+  const std::int64_t start = config.federation.start_step;
+  std::optional<cost::Bytes> all = bytes_of_steps(config, plan, layout, options);
+  if (!all || layout.groups() == 1) return all;
+  if (start > 0) {
+    *all += cost::synchronous_bytes(plan, layout, options.exchange) * start +
+            cost::warm_up_end_bytes(plan, layout, options);
+  }
+  return *all + bytes_of_rounds(config, plan, layout, options);
+}
+
 std::string traffic(const config::Config& config, const topology::Layout& layout) {
   const plan::ModelPlan plan = config::plan_of(config, config::dims_of(config.model));
   const cost::TrafficOptions options = config::traffic_options(config);
@@ -136,17 +149,12 @@ std::string traffic(const config::Config& config, const topology::Layout& layout
   const cost::Bytes round = cost::round_bytes(plan, layout, options);
   const bool federated = layout.groups() > 1;
   const std::int64_t steps = config.training.steps, start = config.federation.start_step;
-  std::optional<cost::Bytes> all = bytes_of_steps(config, plan, layout, options);
   std::string text = traffic_line("a step", step, layout.world());
   if (federated && start > 0) {
     text += traffic_line("a step of the warm-up", step + sum, layout.world());
-    if (all) *all += sum * start + cost::warm_up_end_bytes(plan, layout, options);
   }
-  if (federated) {
-    text += traffic_line("the end of a round", round, layout.world());
-    if (all) *all += bytes_of_rounds(config, plan, layout, options);
-  }
-  if (all) {
+  if (federated) text += traffic_line("the end of a round", round, layout.world());
+  if (const auto all = run_bytes(config, layout)) {
     text += traffic_line(fmt::format("{} steps", steps).c_str(), *all, layout.world());
   } else {
     text += fmt::format("Rounds of {}: how many there are, and how many steps each group makes, only the run shows\n",
@@ -157,6 +165,7 @@ std::string traffic(const config::Config& config, const topology::Layout& layout
     if (federated) {  // between rounds: parameters as they are, whatever a round does
       cost::TrafficOptions plain = options;
       plain.compression = {};
+      plain.average_moments = false;
       text += traffic_line("a mean to evaluate", cost::round_bytes(plan, layout, plain), layout.world());
     }
   }

@@ -5,9 +5,10 @@
 namespace fedshard::plan {
 namespace {
 
-// Steps into a round after which a fragment's exchange begins.
+// Steps into a round after which a fragment's exchange begins: ceil((f + 1) K / n), of a K of any size.
 std::int64_t begin_of(const RoundOptions& options, int fragment) {
-  return ((fragment + 1) * options.every + options.fragments - 1) / options.fragments;
+  const std::int64_t n = options.fragments, f = std::int64_t{fragment} + 1;
+  return f * (options.every / n) + (f * (options.every % n) + n - 1) / n;
 }
 
 // The fragment whose exchange begins so many steps into a round (1 to every), or -1.

@@ -1,5 +1,7 @@
 #include "fedshard/plan/units.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <numeric>
 #include <set>
@@ -125,6 +127,18 @@ void ModelPlan::validate() const {
   if (std::all_of(units.begin(), units.end(), [](const UnitSpec& u) { return u.frozen; })) {
     fail<UsageError>("every parameter is frozen: there is nothing to train");
   }
+}
+
+ModelPlan plan_of_units(const std::vector<std::int64_t>& numel) {
+  ModelPlan plan;
+  for (const std::int64_t count : numel) {
+    if (count < 1) base::fail<base::UsageError>("--units: a unit has at least 1 element, not {}", count);
+    const int u = static_cast<int>(plan.units.size());
+    const std::string name = fmt::format("unit {}", u);
+    plan.units.push_back({name, {{name, {count}, {}}}});
+    plan.stages.push_back({name, {u}});
+  }
+  return plan;
 }
 
 }  // namespace fedshard::plan

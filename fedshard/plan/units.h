@@ -88,4 +88,8 @@ struct ModelPlan {
   void validate() const;
 };
 
+// A plan of units of so many elements, one parameter and one stage each. Throws UsageError, naming --units, for none in
+// one.
+ModelPlan plan_of_units(const std::vector<std::int64_t>& numel);
+
 }  // namespace fedshard::plan

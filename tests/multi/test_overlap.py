@@ -70,6 +70,12 @@ def test_keys_at_their_defaults_change_nothing(program):
     assert plain.numbers_as_text() == spelled.numbers_as_text()
 
 
+def test_one_group_has_no_rounds_to_delay(program):
+    plain = program.train(2)
+    delayed = program.train(2, federation={"every": 4, "delay": 2, "mix": 0.5, "fragments": 2, "compress": "int8"})
+    assert plain.numbers_as_text() == delayed.numbers_as_text()
+
+
 @pytest.mark.parametrize("federation", [
     {"delay": 2, "mix": 0.5, "compress": "int8", "outer": "nesterov"},
     {"fragments": 3, "compress": "topk", "measures": True},

@@ -56,16 +56,16 @@ TEST(Tally, WhatCrossesGroupsInAFlatRing) {
 TEST(Tally, TiersOfAnAllGather) {
   const Tally tally = step_of(Layout::make(16, {}), {{1}, {0}, {0}}, {.ranks_per_node = 4, .nodes_per_cell = 2},
                               groups_of(16, 4), {800});
-  EXPECT_EQ(tally.total(Tier::node), 18000);
-  EXPECT_EQ(tally.total(Tier::cell), 3000);
-  EXPECT_EQ(tally.total(Tier::between_cells), 3000);
+  EXPECT_EQ(tally.total(Tier::node).bytes, 18000);
+  EXPECT_EQ(tally.total(Tier::cell).bytes, 3000);
+  EXPECT_EQ(tally.total(Tier::between_cells).bytes, 3000);
   EXPECT_EQ(tally.most_out_of_a_node(), 1500);
   EXPECT_EQ(tally.most_between_two_cells(), 3000);
-  EXPECT_EQ(tally.total(), 24000);
+  EXPECT_EQ(tally.total().bytes, 24000);
   EXPECT_EQ(tally.most_of_a_rank({Use::gather}), 1500);
   EXPECT_EQ(tally.most_messages_of_a_rank(), 15);
   const Tally together = step_of(Layout::make(16, {}), {{1}, {0}, {0}}, {}, groups_of(16, 16), {800});
-  EXPECT_EQ(together.total(Tier::node), 24000);
+  EXPECT_EQ(together.total(Tier::node).bytes, 24000);
   EXPECT_EQ(together.most_out_of_a_node(), 0);
 }
 

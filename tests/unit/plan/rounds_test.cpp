@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include <algorithm>
 #include <numeric>
 
@@ -122,6 +124,12 @@ TEST(Rounds, AScheduleIsItsStepsAndWhatFollowsEach) {
   ASSERT_EQ(delayed.size(), 2 * step + 2);
   EXPECT_EQ(delayed[step], apply(0));
   EXPECT_EQ(delayed.back(), begin(0));
+}
+
+TEST(Rounds, OfAnyLengthDoNotOverflow) {
+  const RoundOptions endless{.every = std::numeric_limits<std::int64_t>::max(), .fragments = 3};
+  for (int f = 0; f < 3; ++f) EXPECT_EQ(exchanges_of(endless, f, 1'000'000), 0);
+  for (std::int64_t step = 1; step < 100; ++step) EXPECT_TRUE(round_operations(endless, step).empty());
 }
 
 // By fragment, which units are in it.
