@@ -104,6 +104,17 @@ class Scratch {
   std::filesystem::path path_;
 };
 
+// Every replica has its parameters, and an exchange brings as many.
+void check_memory(const bench::AggregateOptions& options, const topology::Layout& layout) {
+  std::int64_t replicas = 0;
+  for (int group = 0; group < layout.groups(); ++group) replicas += layout.group(group).replicas;
+  const double needed = 2.0 * sizeof(float) * static_cast<double>(options.plan.numel()) * static_cast<double>(replicas);
+  if (needed > static_cast<double>(control::memory_bytes())) {
+    fail<UsageError>("{} replicas of {:.3g} elements take at least {:.3g} GiB, and this machine has {}", replicas,
+                     static_cast<double>(options.plan.numel()), needed / (1 << 30), control::memory_bytes() >> 30);
+  }
+}
+
 int launch_ranks(const BenchAggregateArgs& args, const topology::Layout& layout) {
   control::ListeningSocket socket = control::listen_on(kLoopback, 0);
   const int port = socket.port();
@@ -140,6 +151,7 @@ int bench_aggregate(const BenchAggregateArgs& args) {
   }
   ::signal(SIGPIPE, SIG_IGN);  // a peer that has died is an error to tell, not to die of
   if (place) return static_cast<int>(bench::run_aggregate_rank(options, layout, *place, args.csv));
+  check_memory(options, layout);
   return launch_ranks(args, layout);
 }
 

@@ -204,6 +204,8 @@ std::vector<std::string> warnings_of(const Config& config) {
 }
 
 Config with_virtual_groups(Config config, int groups) {
+  constexpr int kMostGroups = 4096;  // each is a thread in every process
+  if (groups > kMostGroups) fail<UsageError>("--virtual-groups must be at most {}, not {}", kMostGroups, groups);
   auto& given = config.parallelism.groups;
   if (const auto* sizes = std::get_if<std::vector<int>>(&given)) {
     const bool equal = std::adjacent_find(sizes->begin(), sizes->end(), std::not_equal_to{}) == sizes->end();

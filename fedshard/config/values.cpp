@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -88,6 +89,11 @@ double float_in(const toml::node& node, const Place& place, const Range& range) 
   }
   if (!std::isfinite(value)) {
     fail<UsageError>("{}: {} must be a finite number, not {}", place.source, place.key, value);
+  }
+  // Tensors take it as an fp32.
+  if (std::abs(value) > std::numeric_limits<float>::max()) {
+    fail<UsageError>("{}: {} must be within the range of fp32, up to {:.3g}, and not {}", place.source, place.key,
+                     std::numeric_limits<float>::max(), value);
   }
   check_range(value, number_text(value), place, range);
   return value;

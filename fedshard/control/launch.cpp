@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
+#include <numeric>
 #include <thread>
 #include <utility>
 
@@ -36,6 +37,7 @@ constexpr int kPollsPerIdle = 5;
 constexpr const char* kLauncherPid = "FEDSHARD_LAUNCHER_PID";
 constexpr std::size_t kTailBytes = 4096;
 constexpr std::size_t kTailLines = 20;
+constexpr std::int64_t kLeastBytesOfARank = std::int64_t{48} << 20;  // that no two of them share; measured: from 60 MiB
 
 // Written by the handler, which may run on any thread.
 std::atomic<int> caught_signal{0};
@@ -123,6 +125,17 @@ std::string tail_of(const std::filesystem::path& file) {
 }
 
 // One launch from the first rank's start to the last one's end.
+// A slip in the number of ranks would leave the whole machine without memory, the user's shell included.
+void check_memory(const LocalLaunch& launch) {
+  const std::int64_t ranks = std::accumulate(launch.group_sizes.begin(), launch.group_sizes.end(), std::int64_t{0});
+  const std::int64_t processes = ranks / launch.virtual_groups;
+  if (processes > memory_bytes() / kLeastBytesOfARank) {
+    fail<base::UsageError>(
+        "{} ranks on this machine would take more than its {} GiB of memory; start fewer, or on more machines",
+        processes, memory_bytes() >> 30);
+  }
+}
+
 class Supervisor {
  public:
   explicit Supervisor(const LocalLaunch& launch);
@@ -285,7 +298,12 @@ LaunchResult Supervisor::result() const {
 
 }  // namespace
 
-LaunchResult run_local(const LocalLaunch& launch) { return Supervisor(launch).run(); }
+std::int64_t memory_bytes() { return std::int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE); }
+
+LaunchResult run_local(const LocalLaunch& launch) {
+  check_memory(launch);
+  return Supervisor(launch).run();
+}
 
 void die_with_parent() {
   const char* launcher = std::getenv(kLauncherPid);

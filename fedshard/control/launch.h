@@ -3,6 +3,7 @@
 // The surprising part: an exit with status 4 (peers lost) is not taken as the cause at once. A survivor may end with it
 // before the rank that was killed has been reaped, so the launcher waits a moment for something better.
 #pragma once
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -49,8 +50,11 @@ struct LaunchResult {
 //   Ended with status s: s and its own words from `reported_error` or else its standard error.
 // - SIGINT, SIGTERM or SIGHUP to the launcher is passed on, and after `stop_grace_s` or a second signal comes SIGKILL:
 //   status 128 + the signal's number, unless all ranks end with 0 or 5.
-// One launch at a time in a process. Throws RunError where a process or file can't be created.
+// One launch at a time in a process. Throws RunError where a process or file can't be created, UsageError where so many
+// processes can't fit this machine's memory.
 LaunchResult run_local(const LocalLaunch& launch);
+
+std::int64_t memory_bytes();  // of this machine
 
 // Called by a rank at its start: it is killed when the launcher that started it dies, however that happens. Does
 // nothing in a process that no launcher of ours started. Throws PeersLostError where the launcher is dead already. The

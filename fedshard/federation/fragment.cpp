@@ -9,16 +9,19 @@
 #include <utility>
 
 #include "fedshard/base/error.h"
+#include "fedshard/federation/chunks.h"
 #include "fedshard/shard/digest.h"
 
 namespace fedshard::federation {
 namespace {
 
 double square_norm_of(const at::Tensor& values) {
-  const at::Tensor wide = values.to(at::kFloat);
-  const float* v = wide.const_data_ptr<float>();
   double square = 0;
-  for (std::int64_t i = 0; i < wide.numel(); ++i) square += static_cast<double>(v[i]) * v[i];
+  for (const topology::Range chunk : chunks_of(values.numel())) {
+    const at::Tensor wide = values.narrow(0, chunk.begin, chunk.size()).to(at::kFloat);
+    const float* v = wide.const_data_ptr<float>();
+    for (std::int64_t i = 0; i < wide.numel(); ++i) square += static_cast<double>(v[i]) * v[i];
+  }
   return square;
 }
 

@@ -4,27 +4,13 @@
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "fedshard/base/error.h"
+#include "fedshard/federation/chunks.h"
 #include "fedshard/plan/outer.h"
 
 namespace fedshard::federation {
-namespace {
-
-// Small, so that copies of them cost no memory.
-std::vector<topology::Range> chunks_of(std::int64_t numel) {
-  constexpr std::int64_t kElements = 1 << 16;
-  std::vector<topology::Range> chunks;
-  for (std::int64_t begin = 0; begin < numel; begin += kElements) {
-    chunks.push_back({begin, std::min(begin + kElements, numel)});
-  }
-  return chunks;
-}
-
-}  // namespace
-
 OuterState::OuterState(const OuterOptions& options, bool asked_for_changes, shard::ArenaMap slice,
                        shard::StateRegistry& registry, const std::string& suffix)
     : options_((plan::check_options(options), options)), slice_(std::move(slice)) {

@@ -14,9 +14,11 @@ using base::UsageError;
 
 namespace {
 
-// Far above any model. The first keeps products of two sizes within 64 bits, the second the totals.
+// Far above any model. The first keeps products of two sizes within 64 bits, the last the totals and what a step of
+// thousands of ranks sends of them; each block is a unit of its own, and many of them take long only to plan.
 constexpr std::int64_t kLargestSize = std::int64_t{1} << 28;
-constexpr std::int64_t kMostParameters = std::int64_t{1} << 50;
+constexpr std::int64_t kMostBlocks = std::int64_t{1} << 16;
+constexpr std::int64_t kMostParameters = std::int64_t{1} << 44;
 
 void require_positive(const char* key, double value) {
   if (!(value > 0) || !std::isfinite(value)) fail<UsageError>("model: {} is {}; it must be positive", key, value);
@@ -33,6 +35,9 @@ void validate_sizes(const Dims& dims) {
   for (const auto& [key, value] : sizes) {
     if (value < 1) fail<UsageError>("model: {} is {}; it must be at least 1", key, value);
     if (value > kLargestSize) fail<UsageError>("model: {} is {}; it must be at most {}", key, value, kLargestSize);
+  }
+  if (dims.num_hidden_layers > kMostBlocks) {
+    fail<UsageError>("model: num_hidden_layers is {}; it must be at most {}", dims.num_hidden_layers, kMostBlocks);
   }
   if (dims.head_dim < 0 || dims.head_dim > kLargestSize) {
     fail<UsageError>("model: head_dim is {}; it must be between 1 and {}, or 0 for hidden_size / num_attention_heads",

@@ -130,9 +130,13 @@ void ModelPlan::validate() const {
 }
 
 ModelPlan plan_of_units(const std::vector<std::int64_t>& numel) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 44;  // as of a model's parameters: what is counted of them fits
   ModelPlan plan;
+  std::int64_t left = kMost;
   for (const std::int64_t count : numel) {
-    if (count < 1) base::fail<base::UsageError>("--units: a unit has at least 1 element, not {}", count);
+    if (count < 1) fail<UsageError>("--units: a unit has at least 1 element, not {}", count);
+    if (count > left) fail<UsageError>("--units: there are at most {} elements in all", kMost);
+    left -= count;
     const int u = static_cast<int>(plan.units.size());
     const std::string name = fmt::format("unit {}", u);
     plan.units.push_back({name, {{name, {count}, {}}}});

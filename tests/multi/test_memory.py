@@ -83,13 +83,13 @@ DDP = {"groups": 2, "data_parallel_shard_degree": 1, "data_parallel_replicate_de
 FSDP, UNEQUAL = {"groups": 2}, {"groups": [1, 3]}
 
 
-def run_rounds(program, parallelism, federation, **tables):
+def run_rounds(program, parallelism, federation, training=None, **tables):
     """Of a model whose parameters outweigh what a step takes, so that rounds make the peak."""
     return program.train(4, model={"hf": None, "preset": "llama-tiny", "hidden_size": 256, "intermediate_size": 704,
                                    "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2,
                                    "vocab_size": 2003, "max_position_embeddings": 64},
                          lr_scheduler={"warmup_steps": 0}, parallelism=parallelism, federation=federation,
-                         training={"local_batch_size": 1, "seq_len": 32, "steps": 5},
+                         training={"local_batch_size": 1, "seq_len": 32, "steps": 5, **(training or {})},
                          **{"data": {"eval": None}, **tables})
 
 
@@ -114,6 +114,17 @@ def test_peak_of_rounds(name, program):
     peak, foretold, table = parts_of_peak(run_rounds(program, parallelism, {"every": 1, **federation}))
     assert abs(peak / foretold - 1) < TOLERANCE, (peak / foretold, peak, table)
     assert foretold < sum(table.values())  # steps and rounds take turns
+
+
+@pytest.mark.parametrize("parallelism, federation", [
+    (FSDP, {}), (FSDP, {"bucket": "10KiB"}), (DDP, {"outer": "fedavgm"}), (UNEQUAL, {"measures": True}),
+    (FSDP, {"compress": "int8", "outer": "nesterov"})],
+    ids=["fedavg", "buckets", "fedavgm, ddp", "measures, unequal", "int8, nesterov"])
+def test_peak_of_rounds_of_bf16_masters(parallelism, federation, program):
+    """What a round works out of them in fp32, it works out piece by piece."""
+    peak, foretold, table = parts_of_peak(run_rounds(program, parallelism, {"every": 1, **federation},
+                                                     {"dtype": "bf16", "master_dtype": "bf16"}))
+    assert abs(peak / foretold - 1) < TOLERANCE, (peak / foretold, peak, table)
 
 
 def test_peak_of_evaluating_a_mean_within_a_round(program):

@@ -120,7 +120,7 @@ TEST(Config, ResolvedFormsOfVariantsComeBackEqual) {
       {"optimizer.name=muon", "lr_scheduler.stable_steps=3"},
       {"optimizer.group=[{params = 'a\\d*', weight_decay = 0.5}, {params = ['x', 'y'], lr_factor = 0}]"},
       {"lr_scheduler.decay=none"},
-      {"optimizer.eps=5e-324", "optimizer.lr=1.7976931348623157e308"},
+      {"optimizer.eps=5e-324", "optimizer.lr=3.4028234663852886e38"},
       {"data.train=[\"a\\u0000\\u007f\\u007fb\\u007f\\n'''\", \"\\\"\\\"\\\"\"]"},
       {"parallelism.groups=[7]"},
       {"metrics.folder=runs/ü"},
@@ -226,6 +226,8 @@ TEST(Config, ValuesOutOfRangeNameTheRange) {
   EXPECT_EQ(refusal("[training]\nmax_norm = -0.5\n"), "run.toml:2: [training] max_norm must be at least 0, not -0.5");
   EXPECT_EQ(refusal("[optimizer]\nlr = nan\n"), "run.toml:2: [optimizer] lr must be a finite number, not nan");
   EXPECT_EQ(refusal("[optimizer]\nlr = inf\n"), "run.toml:2: [optimizer] lr must be a finite number, not inf");
+  EXPECT_EQ(refusal("[federation]\nprox_mu = 1e300\n"),
+            "run.toml:2: [federation] prox_mu must be within the range of fp32, up to 3.4e+38, and not 1e+300");
   EXPECT_EQ(refusal("[optimizer]\nbeta1 = 1\n"),
             "run.toml:2: [optimizer] beta1 must be at least 0 and less than 1, not 1");
   EXPECT_EQ(refusal("[lr_scheduler]\nmin_lr_factor = 1.5\n"),

@@ -117,15 +117,18 @@ TEST(Dims, SizesOutOfRangeAreRefusedByName) {
 
 TEST(Dims, SizesWhoseTotalsDoNotFitAreRefused) {
   Dims dims = preset("llama-tiny");
-  dims.num_hidden_layers = dims.intermediate_size = dims.vocab_size = std::int64_t{1} << 28;
-  expect_complaint(dims, "its sizes make 2.1e+19 parameters; there must be at most 1.1e+15");
+  dims.num_hidden_layers = std::int64_t{1} << 16;
+  dims.intermediate_size = dims.vocab_size = std::int64_t{1} << 28;
+  expect_complaint(dims, "its sizes make 5.1e+15 parameters; there must be at most 1.8e+13");
   dims = preset("llama-tiny");
   dims.num_attention_heads = dims.head_dim = std::int64_t{1} << 28;
   expect_complaint(dims, "parameters; there must be at most");
   dims = preset("llama-tiny");
-  dims.num_hidden_layers = std::int64_t{1} << 28;  // 2.7e13 parameters
+  dims.num_hidden_layers = std::int64_t{1} << 16;
   EXPECT_EQ(complaint(dims), "");
-  EXPECT_EQ(dims.matmul_parameter_count(), (std::int64_t{1} << 28) * 101'376 + 30'720);
+  EXPECT_EQ(dims.matmul_parameter_count(), (std::int64_t{1} << 16) * 101'376 + 30'720);
+  ++dims.num_hidden_layers;
+  expect_complaint(dims, "model: num_hidden_layers is 65537; it must be at most 65536");
 }
 
 TEST(Names, AreHuggingFaces) {
