@@ -151,6 +151,7 @@ int bench_aggregate(const BenchAggregateArgs& args) {
   }
   ::signal(SIGPIPE, SIG_IGN);  // a peer that has died is an error to tell, not to die of
   if (place) return static_cast<int>(bench::run_aggregate_rank(options, layout, *place, args.csv));
+  control::check_memory(layout.world());
   check_memory(options, layout);
   return launch_ranks(args, layout);
 }

@@ -114,6 +114,7 @@ int train(const TrainArgs& args) {
   // Gloo and the store write to sockets whose other end may have died; that is an error to tell, not to die of.
   ::signal(SIGPIPE, SIG_IGN);
   if (place) return static_cast<int>(train::run_ranks(config, *place, virtual_groups));
+  control::check_memory(processes);
   return launch_ranks(args, config, layout, virtual_groups);
 }
 

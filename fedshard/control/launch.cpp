@@ -125,17 +125,6 @@ std::string tail_of(const std::filesystem::path& file) {
 }
 
 // One launch from the first rank's start to the last one's end.
-// A slip in the number of ranks would leave the whole machine without memory, the user's shell included.
-void check_memory(const LocalLaunch& launch) {
-  const std::int64_t ranks = std::accumulate(launch.group_sizes.begin(), launch.group_sizes.end(), std::int64_t{0});
-  const std::int64_t processes = ranks / launch.virtual_groups;
-  if (processes > memory_bytes() / kLeastBytesOfARank) {
-    fail<base::UsageError>(
-        "{} ranks on this machine would take more than its {} GiB of memory; start fewer, or on more machines",
-        processes, memory_bytes() >> 30);
-  }
-}
-
 class Supervisor {
  public:
   explicit Supervisor(const LocalLaunch& launch);
@@ -300,10 +289,15 @@ LaunchResult Supervisor::result() const {
 
 std::int64_t memory_bytes() { return std::int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE); }
 
-LaunchResult run_local(const LocalLaunch& launch) {
-  check_memory(launch);
-  return Supervisor(launch).run();
+void check_memory(int processes) {
+  if (processes > memory_bytes() / kLeastBytesOfARank) {
+    fail<base::UsageError>(
+        "{} ranks on this machine would take more than its {} GiB of memory; start fewer, or on more machines",
+        processes, memory_bytes() >> 30);
+  }
 }
+
+LaunchResult run_local(const LocalLaunch& launch) { return Supervisor(launch).run(); }
 
 void die_with_parent() {
   const char* launcher = std::getenv(kLauncherPid);

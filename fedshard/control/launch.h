@@ -50,11 +50,14 @@ struct LaunchResult {
 //   Ended with status s: s and its own words from `reported_error` or else its standard error.
 // - SIGINT, SIGTERM or SIGHUP to the launcher is passed on, and after `stop_grace_s` or a second signal comes SIGKILL:
 //   status 128 + the signal's number, unless all ranks end with 0 or 5.
-// One launch at a time in a process. Throws RunError where a process or file can't be created, UsageError where so many
-// processes can't fit this machine's memory.
+// One launch at a time in a process. Throws RunError where a process or file can't be created.
 LaunchResult run_local(const LocalLaunch& launch);
 
 std::int64_t memory_bytes();  // of this machine
+
+// Throws UsageError where so many ranks' processes, whatever they train, can't fit this machine's memory: a slip in
+// their number would leave all of the machine without memory, the user's shell included.
+void check_memory(int processes);
 
 // Called by a rank at its start: it is killed when the launcher that started it dies, however that happens. Does
 // nothing in a process that no launcher of ours started. Throws PeersLostError where the launcher is dead already. The

@@ -40,6 +40,9 @@ COMMAND_LINES = {
     "config_is_a_folder": (["train", "."], [".: is not a regular file"]),
     "no_ranks": (["train", "run.toml", "--ranks", "0"], ["--ranks", "from 1, not '0'"]),
     "ranks_are_no_number": (["train", "run.toml", "--ranks", "two"], ["--ranks", "not 'two'"]),
+    "more_ranks_than_a_number_holds": (["train", "run.toml", "--ranks", str(2**31 - 1), "--virtual-groups", "2"],
+                                       ["2147483647 processes with a rank of 2 virtual groups each are too many"]),
+    "more_ranks_than_memory": (["train", "run.toml", "--ranks", "1000000"], ["1000000 ranks on this machine would"]),
     "bare_override": (["train", "run.toml", "--set", "steps"], ["--set steps", "table.key=value"]),
 }
 

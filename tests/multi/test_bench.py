@@ -66,7 +66,7 @@ def test_unequal_groups(tmp_path):
     (["--csv", "no/such/folder/table.csv"], "there is no folder no/such/folder"),
     (["--csv", "/dev/full"], "--csv /dev/full: that is no regular file"),
     (["--ranks", "1000000"], "1000000 ranks on this machine would take more than its"),
-    (["--units", str(2**43)], "2 replicas of 8.8e+12 elements take at least 1.31e+05 GiB"),
+    (["--units", str(2**43)], "4 replicas of 8.8e+12 elements take at least 2.62e+05 GiB"),
     (["--units", str(2**63 - 1)], "--units: there are at most 17592186044416 elements in all"),
     (["surplus"], "surplus")])
 def test_wrong_usage_is_refused(arguments, words):

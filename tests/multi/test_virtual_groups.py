@@ -128,7 +128,7 @@ def test_activations_are_those_of_one_group(program):
     (2, {"groups": [1, 3]}, {}, "--virtual-groups 2 makes 2 equal groups, but [parallelism] groups is [1, 3]"),
     (2, {"groups": [3, 3]}, {}, "[parallelism] 4 ranks cannot be split into groups of 3 and 3"),
     (2, {}, {"backend": "nccl"}, "--virtual-groups runs several ranks in a process"),
-    (2147483647, {}, {}, "are too many ranks")])
+    (4097, {}, {}, "--virtual-groups must be at most 4096, not 4097")])
 def test_wrong_use(virtual, parallelism, comm, words, program):
     path, run_folder = program.config(parallelism=parallelism, comm=comm)
     done = run_process([BINARY, "train", path, "--ranks", 2, "--virtual-groups", virtual], program.environment())
