@@ -15,6 +15,7 @@
 #include "fedshard/cli/data.h"
 #include "fedshard/cli/train.h"
 #include "fedshard/forecast/cost.h"
+#include "fedshard/forecast/simulate.h"
 #include "fedshard/train/version.h"
 
 namespace {
@@ -25,6 +26,8 @@ using fedshard::cli::DataInspectArgs;
 using fedshard::cli::DataPrepareArgs;
 using fedshard::cli::TrainArgs;
 using fedshard::forecast::CostArgs;
+using fedshard::forecast::Question;
+using fedshard::forecast::SimulateArgs;
 
 std::string from_1(const std::string& text) {
   int number = 0;
@@ -100,31 +103,32 @@ void add_choice(CLI::App& app, const char* names, std::optional<bool>& value, co
       names, [&value](std::int64_t count) { value = count > 0; }, doc);
 }
 
-// What stands for keys of a config, as text that the config's own rules read.
-void add_short_forms(CLI::App& cost, CostArgs& args) {
-  cost.add_option("--model", args.model, "A preset, or a folder with Hugging Face's config.json");
-  cost.add_option("--groups", args.groups, "How many groups, or the ranks of each: 4,2,2");
-  cost.add_option("--shard", args.shard, "Shards of a group, or of each; its other ranks are replicas");
-  cost.add_option("--every", args.every, "A round: steps, of each group (8,4), tokens (1M tokens) or time (30s)");
-  cost.add_option("--scheme", args.scheme, "[federation] scheme: split, leader, naive");
-  cost.add_option("--compress", args.compress, "[federation] compress: none, bf16, int8, int4, topk");
-  cost.add_option("--accum", args.accum, "Micro-steps of a step");
-  cost.add_option("--batch", args.batch, "Sequences a rank and micro-step");
-  cost.add_option("--seq", args.seq, "Tokens of a sequence");
-  cost.add_option("--bytes-gather", args.bytes_gather, "Of an element that is gathered: 2 (bf16) or 4 (fp32)");
-  cost.add_option("--bytes-reduce", args.bytes_reduce, "Of an element that is reduced: 2 or 4");
-  cost.add_option("--bytes-aggregate", args.bytes_aggregate, "Of a master parameter, as rounds send it: 2 or 4");
-  add_choice(cost, "--reshard,!--no-reshard", args.reshard, "Gather units again for their backward");
-  add_choice(cost, "--reduce-each-microstep,!--no-reduce-each-microstep", args.reduce_each_micro_step,
+// What is asked about: a config file, or what stands for its keys, as text that the config's own rules read.
+void add_question(CLI::App& command, Question& question) {
+  command.add_option("config", question.config, "A TOML file; without one, flags");
+  command.add_option("--model", question.model, "A preset, or a folder with Hugging Face's config.json");
+  command.add_option("--groups", question.groups, "How many groups, or the ranks of each: 4,2,2");
+  command.add_option("--shard", question.shard, "Shards of a group, or of each; its other ranks are replicas");
+  command.add_option("--every", question.every, "A round: steps, of each group (8,4), tokens (1M tokens), time (30s)");
+  command.add_option("--scheme", question.scheme, "[federation] scheme: split, leader, naive");
+  command.add_option("--compress", question.compress, "[federation] compress: none, bf16, int8, int4, topk");
+  command.add_option("--accum", question.accum, "Micro-steps of a step");
+  command.add_option("--batch", question.batch, "Sequences a rank and micro-step");
+  command.add_option("--seq", question.seq, "Tokens of a sequence");
+  command.add_option("--bytes-gather", question.bytes_gather, "Of an element that is gathered: 2 (bf16) or 4 (fp32)");
+  command.add_option("--bytes-reduce", question.bytes_reduce, "Of an element that is reduced: 2 or 4");
+  command.add_option("--bytes-aggregate", question.bytes_aggregate, "Of a master parameter, as rounds send it: 2 or 4");
+  add_choice(command, "--reshard,!--no-reshard", question.reshard, "Gather units again for their backward");
+  add_choice(command, "--reduce-each-microstep,!--no-reduce-each-microstep", question.reduce_each_micro_step,
              "Reduce in every micro-step, not in the last alone");
+  command.add_option("--set", question.settings, "Override a key: table.key=value; may be repeated")
+      ->allow_extra_args(false);
 }
 
 void add_cost(CLI::App& app, CostArgs& args) {
   CLI::App* cost = app.add_subcommand("cost", "Bytes and messages of a layout, counted before anything runs");
-  cost->add_option("config", args.config, "A TOML file; without one, --model or --units");
   cost->add_option("--ranks", args.ranks, "Ranks in all (default: the sum of the listed groups)")->check(from_1);
-  add_short_forms(*cost, args);
-  cost->add_option("--set", args.settings, "Override a key: table.key=value; may be repeated")->allow_extra_args(false);
+  add_question(*cost, args.question);
   cost->add_option("--units", args.units, "Elements of each unit, instead of a model")
       ->delimiter(',')
       ->allow_extra_args(false);
@@ -139,6 +143,27 @@ void add_cost(CLI::App& app, CostArgs& args) {
   cost->add_option("--view-group", args.view_group, "Count what crosses groups of so many ranks instead")
       ->check(from_1);
   cost->add_flag("--json", args.json, "One object for programs (docs/cost.md)");
+}
+
+void add_simulate(CLI::App& app, SimulateArgs& args) {
+  CLI::App* simulate =
+      app.add_subcommand("simulate", "Seconds of steps and rounds on a machine, from the engine's own schedule");
+  const auto list = [&](const char* name, auto& values, const char* doc) {
+    return simulate->add_option(name, values, doc)->delimiter(',')->allow_extra_args(false);
+  };
+  add_question(*simulate, args.question);
+  simulate->add_option("--machine", args.machine, "A machine file, or the name of one of examples/machines");
+  list("--profile", args.profiles, "Of the machine's profiles, one or several, or all");
+  list("--constant", args.constants, "Another value for a constant of the machine: name=value; may be repeated");
+  list("--ranks", args.ranks, "Ranks in all, one number or several (default: the sum of the listed groups)")
+      ->check(from_1);
+  list("--strategies", args.strategies, "fsdp, hsdp:SHARDS, fl+fsdp:GROUP, fl+hsdp:GROUP:SHARDS, to compare");
+  list("--slow", args.slow, "GROUP:FACTOR, a group whose computations take so much longer; may be repeated");
+  simulate->add_option("--seed", args.seed, "Draw every lateness, and tell the 5th, 50th and 95th percentile");
+  simulate->add_option("--rounds", args.rounds, "So many times")->capture_default_str();
+  simulate->add_flag("--sensitivity", args.sensitivity, "Halve and double each constant");
+  simulate->add_option("--trace", args.trace, "Write the first case's step as Chrome trace events to this file");
+  simulate->add_flag("--json", args.json, "One object for programs (docs/cost.md)");
 }
 
 // A daemon may start us with these closed. The first file we opened would then become standard output or error, and
@@ -190,10 +215,12 @@ int main(int argc, char** argv) {
   DataEncodeArgs encode;
   BenchAggregateArgs aggregate;
   CostArgs cost;
+  SimulateArgs simulate;
   add_train(app, train);
   add_data(app, prepare, inspect, encode);
   add_bench(app, aggregate);
   add_cost(app, cost);
+  add_simulate(app, simulate);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& e) {
@@ -208,6 +235,7 @@ int main(int argc, char** argv) {
       return train.dry_run ? check_output(status) : status;  // what a run leaves is in its folder, not there
     }
     if (app.got_subcommand("cost")) return check_output(fedshard::forecast::cost(cost));
+    if (app.got_subcommand("simulate")) return check_output(fedshard::forecast::simulate(simulate));
     if (app.got_subcommand("bench")) return check_output(fedshard::cli::bench_aggregate(aggregate));
     const CLI::App* data = app.get_subcommand("data");
     if (data->got_subcommand("prepare")) return check_output(fedshard::cli::data_prepare(prepare));

@@ -37,7 +37,7 @@ constexpr int kPollsPerIdle = 5;
 constexpr const char* kLauncherPid = "FEDSHARD_LAUNCHER_PID";
 constexpr std::size_t kTailBytes = 4096;
 constexpr std::size_t kTailLines = 20;
-constexpr std::int64_t kLeastBytesOfARank = std::int64_t{48} << 20;  // that no two of them share; measured: from 60 MiB
+constexpr std::int64_t kLeastBytesOfARank = std::int64_t{48} << 20;  // that no two of them share; measured: from 57 MiB
 
 // Written by the handler, which may run on any thread.
 std::atomic<int> caught_signal{0};
