@@ -11,6 +11,7 @@
 #include "fedshard/base/error.h"
 #include "fedshard/config/machine_file.h"
 #include "fedshard/config/options.h"
+#include "fedshard/forecast/forecast.h"
 #include "fedshard/forecast/simulate_report.h"
 #include "fedshard/forecast/strategies.h"
 #include "fedshard/metrics/trace.h"
@@ -108,6 +109,7 @@ SimulatedCase case_of(const SimulateArgs& args, const Subject& subject, const Ma
                       const std::string& profile) {
   const cost::Job job = job_of(args, subject, machine);
   const topology::GroupShape& group = subject.layout.group(0);
+  const std::int64_t bytes = memory(subject.config, subject.layout).peak;
   SimulatedCase result{.profile = profile,
                        .strategy = subject.strategy,
                        .ranks = subject.layout.world(),
@@ -115,6 +117,8 @@ SimulatedCase case_of(const SimulateArgs& args, const Subject& subject, const Ma
                        .group = group.ranks,
                        .shards = group.shards,
                        .replicas = group.replicas,
+                       .memory = bytes,
+                       .fits = static_cast<double>(bytes) <= machine[cost::Key::memory_bytes],
                        .round = mean_round(job, machine),
                        .spread = {},
                        .ratio = {}};

@@ -6,6 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "fedshard/base/quantities.h"
+
 namespace fedshard::forecast {
 namespace {
 
@@ -41,17 +43,20 @@ std::string cases_text(const SimulateReport& report) {
   const bool profiles = !report.profiles.front().empty();
   const bool drawn = report.cases.front().spread.has_value();
   std::string text = profiles ? fmt::format("{:<12}", "profile") : "";
-  text += fmt::format("{:>6} {:<14}{:>7}{:>7}{:>9}", "ranks", "strategy", "groups", "shards", "step");
+  text += fmt::format("{:>6} {:<14}{:>7}{:>7}{:>11}{:>9}", "ranks", "strategy", "groups", "shards", "memory", "step");
   if (drawn) text += fmt::format("{:>9}{:>9}{:>9}", "p5", "p50", "p95");
   for (const auto& [name, seconds] : parts_of(report.cases.front())) text += fmt::format("{:>9}", name);
   text += fmt::format("{:>12}{:>8}\n", "tokens/s", "ratio");
   for (const SimulatedCase& one : report.cases) {
     if (profiles) text += fmt::format("{:<12}", one.profile);
-    text += fmt::format("{:>6} {:<14}{:>7}{:>7}{:>9.3f}", one.ranks, one.strategy, one.groups, one.shards,
-                        one.round.seconds_per_step());
+    text += fmt::format("{:>6} {:<14}{:>7}{:>7}{:>11}{:>9.3f}", one.ranks, one.strategy, one.groups, one.shards,
+                        base::human(base::Bytes{one.memory}) + (one.fits ? "" : "!"), one.round.seconds_per_step());
     if (one.spread) text += fmt::format("{:>9.3f}{:>9.3f}{:>9.3f}", one.spread->p5, one.spread->p50, one.spread->p95);
     for (const auto& [name, seconds] : parts_of(one)) text += fmt::format("{:>9.3f}", seconds);
     text += fmt::format("{:>12.0f}{:>8}\n", tokens_of_a_rank(one), one.ratio ? fmt::format("{:.2f}", *one.ratio) : "");
+  }
+  if (std::any_of(report.cases.begin(), report.cases.end(), [](const SimulatedCase& one) { return !one.fits; })) {
+    text += "! more than a rank's memory: this can't run\n";
   }
   return text;
 }
@@ -122,7 +127,8 @@ Json json_of(const SimulatedCase& one) {
   Json json = {{"profile", one.profile},   {"strategy", one.strategy},
                {"ranks", one.ranks},       {"groups", one.groups},
                {"group", one.group},       {"shards", one.shards},
-               {"replicas", one.replicas}, {"seconds_per_step", one.round.seconds_per_step()}};
+               {"replicas", one.replicas}, {"memory_bytes", one.memory},
+               {"fits", one.fits},         {"seconds_per_step", one.round.seconds_per_step()}};
   for (const auto& [name, seconds] : parts_of(one)) json["parts"][name] = seconds;
   json["steps"] = one.round.counts;
   json["exchange_s"] = one.round.exchange;

@@ -17,6 +17,8 @@ struct SimulatedCase {
   std::string profile, strategy;  // profile: "" for none
   int ranks = 0, groups = 0;
   int group = 0, shards = 0, replicas = 0;  // of the first group: ranks, and how they share
+  std::int64_t memory = 0;                  // bytes of the rank that needs most
+  bool fits = true;                         // these in a rank's memory
   cost::RoundTime round;                    // with the mean lateness
   std::optional<Spread> spread;             // with a seed
   std::optional<double> ratio;              // of tokens a second, to the first strategy's of its profile and ranks

@@ -2,10 +2,14 @@
 
 import json
 import os
+import pathlib
+import shlex
 
 import pytest
 
 from multi_harness import BINARY, run_process
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 # The released runs: bf16 throughout, two sequences of 2,048 tokens a rank.
 LLAMA = ["--model", "llama3.1-8b", "--batch", 2, "--seq", 2048, "--every", 8, "--bytes-gather", 2, "--bytes-reduce", 2,
@@ -50,6 +54,9 @@ def test_leonardo_at_512_ranks():
             case = cases[profile, strategy, 512]
             assert case["seconds_per_step"] == pytest.approx(seconds, rel=0.03), (profile, strategy)
             assert sum(case["parts"].values()) == pytest.approx(case["seconds_per_step"], rel=0.01)
+        found = [cases[profile, strategy, 512] for strategy in STRATEGIES]
+        row = [f"{case['seconds_per_step']:.3f}" for case in found] + [f"{found[2]['ratio']:.2f}"]
+        assert f"| {profile} | {' | '.join(row)} |\n" in (ROOT / "docs" / "cost.md").read_text()
     assert cases["checked", "fl+fsdp:4", 512]["ratio"] == pytest.approx(8.33, rel=0.03)
     assert cases["tuned", "fsdp", 512]["ratio"] is None
     # Every constant says what it rests on, in the table too.
@@ -59,6 +66,25 @@ def test_leonardo_at_512_ranks():
         for name, constant in machine["constants"].items():
             assert constant["label"] in ("measured", "published", "derived", "assumed") and constant["source"]
             assert f"\n  {name} " in table and constant["source"] in table
+
+
+def test_the_example_of_the_docs():
+    examples = [line for line in (ROOT / "docs" / "cost.md").read_text().splitlines() if line.startswith("build/")]
+    commands = [shlex.split(line)[1:] for line in examples]
+    assert [command[0] for command in commands] == ["cost", "simulate"]
+    for command in commands:
+        done = run_process([BINARY, *command], dict(os.environ))
+        assert done.returncode == 0 and done.stderr == "", done.stderr
+
+
+def test_what_does_not_fit_is_marked():
+    """fp32 masters and moments of 8 billion parameters on four ranks, and on 64."""
+    arguments = [*LLAMA, "--set", "training.master_dtype=fp32", "--ranks", "4,64", "--strategies", "fsdp"]
+    few, many = simulated(*arguments)["cases"]
+    assert few["memory_bytes"] > 64e9 > many["memory_bytes"] and (few["fits"], many["fits"]) == (False, True)
+    table = simulate(*arguments).stdout
+    assert table.count("GiB!") == 1 and "! more than a rank's memory" in table
+    assert "!" not in simulate(*arguments, "--constant", "memory_bytes=1e12").stdout
 
 
 def test_a_sweep():
