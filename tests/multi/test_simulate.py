@@ -78,8 +78,8 @@ def test_the_example_of_the_docs():
 
 
 def test_what_does_not_fit_is_marked():
-    """fp32 masters and moments of 8 billion parameters on four ranks, and on 64."""
-    arguments = [*LLAMA, "--set", "training.master_dtype=fp32", "--ranks", "4,64", "--strategies", "fsdp"]
+    """fp32 masters and moments of 8 billion parameters on two ranks, and on 64."""
+    arguments = [*LLAMA, "--set", "training.master_dtype=fp32", "--ranks", "2,64", "--strategies", "fsdp"]
     few, many = simulated(*arguments)["cases"]
     assert few["memory_bytes"] > 64e9 > many["memory_bytes"] and (few["fits"], many["fits"]) == (False, True)
     table = simulate(*arguments).stdout
