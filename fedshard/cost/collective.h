@@ -1,6 +1,6 @@
 // What a collective over n ranks sends, in messages and in rounds that follow each other: the textbook's closed forms
-// (Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005). Timing
-// (timing.h) builds on them; flows.h counts the same messages link by link.
+// (Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005). They are the
+// analysis of docs/cost.md; flows.h counts a layout's messages link by link instead.
 #pragma once
 #include <cstdint>
 
