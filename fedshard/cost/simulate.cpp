@@ -52,9 +52,41 @@ class Durations {
     const double bytes = static_cast<double>(shard_numel(unit)) * machine_[Key::update_bytes];
     return bytes / machine_[Key::memory_bandwidth] * slowness_;
   }
+  // Of Muon's update: the gather of a unit's matrices in fp32, and what the rank computes that holds a part of most.
+  bool needs_whole(int unit) const {
+    const auto& rules = rules_[static_cast<std::size_t>(unit)];
+    return std::any_of(rules.begin(), rules.end(), [](const auto& r) { return r.update == plan::Update::muon; });
+  }
+  double whole_gather(int unit) const {
+    return ring(shard_path_, 1, 4.0 * static_cast<double>(shard_numel(unit)), shape_.replicas);
+  }
+  double orthogonalisation(int unit) const {
+    const std::int64_t shard = shard_numel(unit);
+    double most = 0;
+    for (std::int64_t begin = 0; begin < shard * shape_.shards; begin += shard) {
+      most = std::max(most, newton_schulz_flops(unit, begin, begin + shard));
+    }
+    return most / (machine_[Key::peak_flops] * machine_[Key::efficiency]) * slowness_;
+  }
   double call(int ranks) const { return machine_[Key::call] + machine_[Key::call_per_rank] * (ranks - 1); }
 
  private:
+  // Of the matrices that have a part in [begin, end) of the unit, which a rank orthogonalises whole (optim/muon.cpp).
+  double newton_schulz_flops(int unit, std::int64_t begin, std::int64_t end) const {
+    constexpr double kSteps = 5;
+    const plan::UnitSpec& spec = job_.plan.units[static_cast<std::size_t>(unit)];
+    double flops = 0;
+    for (int p = 0; p < static_cast<int>(spec.parameters.size()); ++p) {
+      if (rules_[static_cast<std::size_t>(unit)][static_cast<std::size_t>(p)].update != plan::Update::muon) continue;
+      const plan::ParameterSpec& matrix = spec.parameters[static_cast<std::size_t>(p)];
+      const std::int64_t offset = spec.offset_of(p);
+      if (offset >= end || offset + matrix.numel() <= begin) continue;
+      const auto m = static_cast<double>(std::min(matrix.shape[0], matrix.shape[1]));
+      // X X^T, its square, and the sum of both with X again.
+      flops += kSteps * (4 * m * static_cast<double>(matrix.numel()) + 2 * m * m * m);
+    }
+    return flops;
+  }
   std::int64_t shard_numel(int unit) const {
     return job_.plan.units[static_cast<std::size_t>(unit)].shard_numel(shape_.shards);
   }
@@ -68,6 +100,7 @@ class Durations {
   Noise& noise_;
   topology::GroupShape shape_;
   Path shard_path_, replica_path_;
+  plan::UpdateRules rules_ = plan::update_rules(job_.plan, job_.traffic.updates);
   double slowness_ = 1;
   double lateness_of_step_ = noise_.latest_of(shape_.ranks);  // a rank that is slow is so for the whole step
 };
@@ -159,7 +192,18 @@ class Interpreter {
   void update(int unit) {
     const bool fused = job_.traffic.schedule.fused_backward;
     wait_for_reductions(fused ? reduced_[static_cast<std::size_t>(unit)] : latest_reduction_);
-    const double seconds = times_.update(unit), begin = std::max(processor_, host_);
+    double seconds = times_.update(unit);
+    if (times_.needs_whole(unit)) {
+      issue(times_.shards());
+      const double from = std::max({shards_, host_, processor_});
+      shards_ = from + times_.whole_gather(unit);
+      note(Lane::shards, "gather", unit, from, shards_);
+      time_.gather += std::max(0.0, shards_ - std::max(processor_, host_));
+      time_.host += std::max(0.0, host_ - processor_);
+      processor_ = std::max({processor_, host_, shards_});
+      seconds += times_.orthogonalisation(unit);
+    }
+    const double begin = std::max(processor_, host_);
     processor_ = begin + seconds;
     time_.update += seconds;
     note(Lane::compute, "update", unit, begin, processor_);

@@ -140,6 +140,15 @@ TEST(Simulate, DrawnLatenessHasTheMeanOfItsDistribution) {
   }
 }
 
+TEST(Simulate, MuonGathersAndOrthogonalises) {
+  Job job = layers(2, 1, 8, 1);
+  for (const std::size_t u : {1, 2}) job.plan.units[u].parameters[0].shape = {2, 8};
+  const double plain = step_of(job).total;
+  job.traffic.updates.update = plan::Update::muon;
+  // Of each of two layers: a gather of 8 elements of 4 bytes, and 5 (4 x 2 x 2 x 8 + 2 x 2 x 2 x 2) FLOPs.
+  EXPECT_DOUBLE_EQ(step_of(job).total, plain + 2 * (8 * 4 + 5 * (4 * 2 * 16 + 2 * 8)));
+}
+
 TEST(Simulate, RefusesWhatDoesNotFitOneRoot) {
   Job job = layers(2, 1, 1, 1);
   EXPECT_EQ(with_root_unit(job.plan).units.size(), job.plan.units.size() - 1);
