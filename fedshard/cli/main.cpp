@@ -35,6 +35,17 @@ std::string from_1(const std::string& text) {
   return right ? "" : "must be a whole number from 1, not '" + text + "'";
 }
 
+// Bound to an optional, CLI11 makes a flag that is absent false.
+void add_choice(CLI::App& app, const char* names, std::optional<bool>& value, const char* doc) {
+  app.add_flag_function(
+      names, [&value](std::int64_t count) { value = count > 0; }, doc);
+}
+
+// One word with commas; what follows it is not part of it.
+CLI::Option* add_list(CLI::App& app, const char* name, auto& values, const char* doc) {
+  return app.add_option(name, values, doc)->delimiter(',')->allow_extra_args(false);
+}
+
 void add_train(CLI::App& app, TrainArgs& args) {
   CLI::App* train = app.add_subcommand("train", "Train as a config file says, on local ranks or as one rank of a job");
   train->add_option("config", args.config, "The TOML file (docs/configuration.md)")->required();
@@ -79,7 +90,7 @@ void add_bench(CLI::App& app, BenchAggregateArgs& args) {
   CLI::App* aggregate = bench->add_subcommand(
       "aggregate", "The exchange of a round, in every scheme, bucket and dtype, checked and timed");
   const auto list = [&](const char* name, auto& values, const char* doc) {
-    aggregate->add_option(name, values, doc)->delimiter(',')->allow_extra_args(false)->capture_default_str();
+    add_list(*aggregate, name, values, doc)->capture_default_str();
   };
   aggregate
       ->add_option("--ranks", args.ranks, "Start this many ranks here (default: the launcher's environment, else 4)")
@@ -95,12 +106,6 @@ void add_bench(CLI::App& app, BenchAggregateArgs& args) {
   aggregate->add_option("--repeat", args.repeat, "Timed exchanges of each case; the median counts")
       ->capture_default_str();
   aggregate->add_option("--csv", args.csv, "Write the table to this file too");
-}
-
-// Bound to an optional, CLI11 makes a flag that is absent false.
-void add_choice(CLI::App& app, const char* names, std::optional<bool>& value, const char* doc) {
-  app.add_flag_function(
-      names, [&value](std::int64_t count) { value = count > 0; }, doc);
 }
 
 // What is asked about: a config file, or what stands for its keys, as text that the config's own rules read.
@@ -129,9 +134,7 @@ void add_cost(CLI::App& app, CostArgs& args) {
   CLI::App* cost = app.add_subcommand("cost", "Bytes and messages of a layout, counted before anything runs");
   cost->add_option("--ranks", args.ranks, "Ranks in all (default: the sum of the listed groups)")->check(from_1);
   add_question(*cost, args.question);
-  cost->add_option("--units", args.units, "Elements of each unit, instead of a model")
-      ->delimiter(',')
-      ->allow_extra_args(false);
+  add_list(*cost, "--units", args.units, "Elements of each unit, instead of a model");
   add_choice(*cost, "--keep-root,!--no-keep-root", args.keep_root,
              "Gather the first and the last unit once, as the program does; of --units the first alone");
   cost->add_option("--algorithm", args.algorithm, "Of collectives; the program's own are rings")
@@ -149,7 +152,7 @@ void add_simulate(CLI::App& app, SimulateArgs& args) {
   CLI::App* simulate =
       app.add_subcommand("simulate", "Seconds of steps and rounds on a machine, from the engine's own schedule");
   const auto list = [&](const char* name, auto& values, const char* doc) {
-    return simulate->add_option(name, values, doc)->delimiter(',')->allow_extra_args(false);
+    return add_list(*simulate, name, values, doc);
   };
   add_question(*simulate, args.question);
   simulate->add_option("--machine", args.machine, "A machine file, or the name of one of examples/machines");

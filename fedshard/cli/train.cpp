@@ -4,11 +4,11 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <charconv>
 #include <cstdio>
 
 #include "fedshard/base/error.h"
 #include "fedshard/base/log.h"
+#include "fedshard/base/parse.h"
 #include "fedshard/comm/gloo.h"
 #include "fedshard/comm/nccl.h"
 #include "fedshard/comm/store.h"
@@ -30,10 +30,8 @@ constexpr double kLastWordsS = 5;
 int port_of_environment() {
   const auto text = control::process_environment("MASTER_PORT");
   if (!text) return 0;
-  int port = 0;
-  const char* const end = text->data() + text->size();
-  const auto parsed = std::from_chars(text->data(), end, port);
-  if (parsed.ec != std::errc{} || parsed.ptr != end || port < 1 || port > 65535) {
+  const int port = base::parse_number<int>(*text).value_or(0);
+  if (port < 1 || port > 65535) {
     base::fail<base::UsageError>("the environment variable MASTER_PORT is '{}', which is not a port (1 to 65535)",
                                  *text);
   }

@@ -149,13 +149,7 @@ class Reader {
   void read_file(const std::filesystem::path& path) {
     const std::string file = path.string();
     const std::string text = base::read_file(path);
-    toml::table root;
-    try {
-      root = toml::parse(std::string_view(text), std::string_view(file));
-    } catch (const toml::parse_error& e) {
-      const auto at = e.source().begin;
-      fail<UsageError>("{}:{}:{}: {}", file, at.line, at.column, e.description());
-    }
+    const toml::table root = parse_toml(text, file);
     const auto where = [&](const toml::node& node) { return fmt::format("{}:{}", file, node.source().begin.line); };
     for (const auto& [table, content] : root) {
       require_table(where(content), table.str());

@@ -4,12 +4,13 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
-#include <charconv>
+#include <filesystem>
 #include <set>
 #include <utility>
 
 #include "fedshard/base/error.h"
 #include "fedshard/base/file.h"
+#include "fedshard/base/parse.h"
 #include "fedshard/config/values.h"
 
 namespace fedshard::config {
@@ -26,18 +27,13 @@ class Reader {
   explicit Reader(std::string file) : file_(std::move(file)) {}
 
   MachineFile read(std::string_view text) {
-    toml::table root;
-    try {
-      root = toml::parse(text, std::string_view(file_));
-    } catch (const toml::parse_error& e) {
-      const auto at = e.source().begin;
-      fail<UsageError>("{}:{}:{}: {}", file_, at.line, at.column, e.description());
-    }
+    const toml::table root = parse_toml(text, file_);
     MachineFile result;
     cost::Machine& machine = result.machine;
     allow_only(root, {"name", "ranks_per_node", "nodes_per_cell", "software", "constants", "profiles"}, "");
     read_shape(root, machine);
     if (const toml::table* software = table_of(root, "software")) {
+      allow_only(*software, {"prefetch", "root_unit", "host_computes", "lockstep"}, "[software]");
       for (const auto& [key, node] : *software) read_software(key.str(), node, machine.software);
     }
     const toml::table* constants = table_of(root, "constants");
@@ -50,6 +46,16 @@ class Reader {
 
  private:
   std::string where(const toml::node& node) const { return fmt::format("{}:{}", file_, node.source().begin.line); }
+
+  // What it gives, or its refusal with the line in front.
+  template <class Function>
+  auto checked(const toml::node& node, const Function& function) const {
+    try {
+      return function();
+    } catch (const UsageError& e) {
+      fail<UsageError>("{}: {}", where(node), e.what());
+    }
+  }
 
   void allow_only(const toml::table& table, const std::vector<std::string_view>& names, const std::string& of) const {
     for (const auto& [key, node] : table) {
@@ -79,25 +85,23 @@ class Reader {
     }
   }
 
+  // Whether it is one of the software's keys.
   bool read_software(std::string_view key, const toml::node& node, cost::Software& software) const {
-    const Place place{where(node), std::string(key)};
-    if (key == "prefetch") return read_value(node, place, between(0, 64), software.prefetch), true;
-    if (key == "root_unit") return read_value(node, place, {}, software.root_unit), true;
-    if (key == "host_computes") return read_value(node, place, {}, software.host_computes), true;
-    if (key == "lockstep") return read_value(node, place, {}, software.lockstep), true;
-    fail<UsageError>("{}: [software] has no key '{}'; it has prefetch, root_unit, host_computes, lockstep", where(node),
-                     key);
+    const auto read = [&](const Range& range, auto& value) {
+      read_value(node, {where(node), std::string(key)}, range, value);
+      return true;
+    };
+    if (key == "prefetch") return read(between(0, 64), software.prefetch);
+    if (key == "root_unit") return read({}, software.root_unit);
+    if (key == "host_computes") return read({}, software.host_computes);
+    if (key == "lockstep") return read({}, software.lockstep);
+    return false;
   }
 
   // `profile`: whose a bare number is; a machine's own constants say where they are from.
   void read_constant(std::string_view name, const toml::node& node, cost::Machine& machine,
                      const std::string& profile) {
-    Key key{};
-    try {
-      key = cost::key_of(name);
-    } catch (const UsageError& e) {
-      fail<UsageError>("{}: {}", where(node), e.what());
-    }
+    const Key key = checked(node, [&] { return cost::key_of(name); });
     const std::string text(name);
     cost::Constant constant{0, cost::Label::assumed, profile.empty() ? "" : "profile " + profile};
     if (const toml::table* table = node.as_table()) {
@@ -109,7 +113,7 @@ class Reader {
       read_value(*table->get("value"), {where(node), text + ".value"}, {}, constant.value);
       read_value(*table->get("label"), {where(node), text + ".label"}, {}, label);
       read_value(*table->get("source"), {where(node), text + ".source"}, {.not_empty = true}, constant.source);
-      checked(node, [&] { constant.label = cost::label_of(label); });
+      constant.label = checked(node, [&] { return cost::label_of(label); });
     } else if (profile.empty()) {
       fail<UsageError>("{}: {} is a table: {{ value = ..., label = \"measured\", source = \"...\" }}", where(node),
                        text);
@@ -119,15 +123,6 @@ class Reader {
     checked(node, [&] { cost::check(key, constant.value); });
     machine.at(key) = constant;
     given_.insert(key);
-  }
-
-  template <class Function>
-  void checked(const toml::node& node, const Function& function) const {
-    try {
-      function();
-    } catch (const UsageError& e) {
-      fail<UsageError>("{}: {}", where(node), e.what());
-    }
   }
 
   // What a file may leave out, because nothing on such a machine is made of it, or because it is nothing.
@@ -159,11 +154,10 @@ class Reader {
       cost::Machine machine = result.machine;
       for (const auto& [key, value] : *node.as_table()) {
         const std::string_view of = key.str();
-        if (of == "doc") {
-          read_value(value, {where(value), "doc"}, {}, result.docs[profile]);
-        } else if (of == "prefetch" || of == "root_unit" || of == "host_computes" || of == "lockstep") {
-          read_software(of, value, machine.software);
-        } else {
+        if (of == "doc") {  // for who reads the file
+          std::string doc;
+          read_value(value, {where(value), "doc"}, {}, doc);
+        } else if (!read_software(of, value, machine.software)) {
           read_constant(of, value, machine, profile);
         }
       }
@@ -211,13 +205,10 @@ void override_constants(cost::Machine& machine, const std::vector<std::string>& 
     if (equals == std::string::npos) fail<UsageError>("--constant {}: write name=value", setting);
     const Key key = cost::key_of(setting.substr(0, equals));
     const std::string text = setting.substr(equals + 1);
-    double value = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error != std::errc() || end != text.data() + text.size()) {
-      fail<UsageError>("--constant {}: '{}' is no number", setting, text);
-    }
-    cost::check(key, value);
-    machine.at(key) = {value, cost::Label::assumed, "--constant"};
+    const auto value = base::parse_number<double>(text);
+    if (!value) fail<UsageError>("--constant {}: '{}' is no number", setting, text);
+    cost::check(key, *value);
+    machine.at(key) = {*value, cost::Label::assumed, "--constant"};
   }
 }
 

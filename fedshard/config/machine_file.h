@@ -1,7 +1,6 @@
 // Machine files: a machine's shape and constants, each with its source, and profiles that change some of them. TOML,
 // as examples/machines/ has them; those files are in the program too, under their names.
 #pragma once
-#include <filesystem>
 #include <map>
 #include <string>
 #include <string_view>
@@ -19,7 +18,6 @@ std::vector<std::string> machine_names();  // theirs
 struct MachineFile {
   cost::Machine machine;                         // without a profile
   std::vector<std::string> profiles;             // in the file's order
-  std::map<std::string, std::string> docs;       // of profiles
   std::map<std::string, cost::Machine> applied;  // the machine with each profile
   // "" is the machine itself. Throws UsageError that lists the profiles.
   const cost::Machine& with(const std::string& profile) const;

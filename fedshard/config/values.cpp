@@ -103,6 +103,15 @@ std::string join_list(const std::vector<std::string>& written) { return fmt::for
 
 }  // namespace
 
+toml::table parse_toml(std::string_view text, const std::string& file) {
+  try {
+    return toml::parse(text, std::string_view(file));
+  } catch (const toml::parse_error& e) {
+    const auto at = e.source().begin;
+    fail<UsageError>("{}:{}:{}: {}", file, at.line, at.column, e.description());
+  }
+}
+
 std::string describe(const Range& range) {
   if (range.not_empty) return "not empty";
   const std::string low = number_text(range.min);

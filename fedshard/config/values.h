@@ -23,6 +23,9 @@ struct Place {
   std::string key;     // "[training] steps"
 };
 
+// A file's text. Throws UsageError naming file, line and column for what is no TOML.
+toml::table parse_toml(std::string_view text, const std::string& file);
+
 // Bounds of numbers (each number of a list), inclusive unless `open_min`; text and lists may be asked not to be empty.
 struct Range {
   double min = -std::numeric_limits<double>::infinity();

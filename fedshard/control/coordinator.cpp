@@ -1,7 +1,6 @@
 #include "fedshard/control/coordinator.h"
 
 #include <array>
-#include <charconv>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -11,6 +10,7 @@
 #include <zmq.hpp>
 
 #include "fedshard/base/error.h"
+#include "fedshard/base/parse.h"
 #include "fedshard/control/io_thread.h"
 
 namespace fedshard::control {
@@ -42,11 +42,7 @@ void send_parts(zmq::socket_t& socket, const std::vector<std::string>& parts) {
 }
 
 // The connection of rank 3 is named "3".
-int rank_of(std::string_view name) {
-  int rank = -1;
-  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), rank);
-  return error == std::errc{} && end == name.data() + name.size() ? rank : -1;
-}
+int rank_of(std::string_view name) { return base::parse_number<int>(name).value_or(-1); }
 
 }  // namespace
 

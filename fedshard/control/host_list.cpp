@@ -1,10 +1,10 @@
 #include "fedshard/control/host_list.h"
 
-#include <charconv>
 #include <cstddef>
 #include <utility>
 
 #include "fedshard/base/error.h"
+#include "fedshard/base/parse.h"
 
 namespace fedshard::control {
 namespace {
@@ -16,12 +16,9 @@ constexpr std::size_t kMaxHosts = 1'000'000;
 }
 
 long number(std::string_view list, std::string_view text) {
-  long value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (text.empty() || text.front() == '-' || error != std::errc{} || end != text.data() + text.size()) {
-    refuse(list, fmt::format("'{}' is not a number", text));
-  }
-  return value;
+  const auto value = base::parse_number<long>(text);
+  if (!value || text.front() == '-') refuse(list, fmt::format("'{}' is not a number", text));
+  return *value;
 }
 
 // The parts of `text` between commas that stand outside brackets.

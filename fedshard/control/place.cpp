@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "fedshard/base/error.h"
+#include "fedshard/base/parse.h"
 #include "fedshard/control/host_list.h"
 
 namespace fedshard::control {
@@ -22,12 +23,11 @@ constexpr std::int64_t kFirstSpecialStep = 0xfffffff0;
 constexpr std::int64_t kFirstDerivedPort = 10'000, kDerivedPorts = 20'000;
 
 std::int64_t parse_number(const std::string& name, const std::string& text) {
-  std::int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size() || value < 0) {
+  const auto value = base::parse_number<std::int64_t>(text);
+  if (!value || *value < 0) {
     fail<UsageError>("the environment variable {} is '{}', which is not a number from 0", name, text);
   }
-  return value;
+  return *value;
 }
 
 class Variables {

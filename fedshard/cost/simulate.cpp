@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
+#include <utility>
 
 #include "fedshard/base/error.h"
 #include "fedshard/cost/timing.h"
@@ -16,8 +16,8 @@ using plan::OpKind;
 // Seconds of each operation of a group.
 class Durations {
  public:
-  Durations(const Job& job, const Machine& machine, int group, Noise& noise)
-      : job_(job), machine_(machine), noise_(noise), shape_(job.layout.group(group)) {
+  Durations(const Job& job, const plan::UpdateRules& rules, const Machine& machine, int group, Noise& noise)
+      : job_(job), rules_(rules), machine_(machine), noise_(noise), shape_(job.layout.group(group)) {
     const int first = shape_.first_rank;
     shard_path_ = path_of(job.layout.shard_peers(first), machine.placement);
     replica_path_ = path_of(job.layout.replica_peers(first), machine.placement);
@@ -32,18 +32,11 @@ class Durations {
   std::pair<double, double> computation(const Op& op) const {
     const double passes = op.kind == OpKind::backward ? 2 : 1;
     const double tokens = static_cast<double>(job_.local_batch_size * job_.seq_len);
-    const double speed = machine_[Key::peak_flops] * machine_[Key::efficiency];
-    const double alone = passes * job_.stage_flops[static_cast<std::size_t>(op.stage)] * tokens / speed * slowness_;
+    const double alone = computing(passes * job_.stage_flops[static_cast<std::size_t>(op.stage)] * tokens);
     return {alone, alone * (1 + machine_[Key::spread] * lateness_of_step_)};
   }
-  double gather(int unit) const {
-    const double bytes = static_cast<double>(shard_numel(unit) * job_.traffic.bytes_gather);
-    return ring(shard_path_, 1, bytes, shape_.replicas);
-  }
-  double reduce(int unit) const {
-    const double bytes = static_cast<double>(shard_numel(unit) * job_.traffic.bytes_reduce);
-    return ring(shard_path_, 1, bytes, shape_.replicas);
-  }
+  double gather(int unit) const { return over_shards(unit, job_.traffic.bytes_gather); }
+  double reduce(int unit) const { return over_shards(unit, job_.traffic.bytes_reduce); }
   double replica(int unit) const {
     const double bytes = static_cast<double>(shard_numel(unit) * job_.traffic.bytes_reduce);
     return ring(replica_path_, 2, bytes / shape_.replicas, shape_.shards);
@@ -57,20 +50,21 @@ class Durations {
     const auto& rules = rules_[static_cast<std::size_t>(unit)];
     return std::any_of(rules.begin(), rules.end(), [](const auto& r) { return r.update == plan::Update::muon; });
   }
-  double whole_gather(int unit) const {
-    return ring(shard_path_, 1, 4.0 * static_cast<double>(shard_numel(unit)), shape_.replicas);
-  }
+  double whole_gather(int unit) const { return over_shards(unit, sizeof(float)); }
   double orthogonalisation(int unit) const {
     const std::int64_t shard = shard_numel(unit);
     double most = 0;
     for (std::int64_t begin = 0; begin < shard * shape_.shards; begin += shard) {
       most = std::max(most, newton_schulz_flops(unit, begin, begin + shard));
     }
-    return most / (machine_[Key::peak_flops] * machine_[Key::efficiency]) * slowness_;
+    return computing(most);
   }
   double call(int ranks) const { return machine_[Key::call] + machine_[Key::call_per_rank] * (ranks - 1); }
 
  private:
+  double computing(double flops) const {
+    return flops / (machine_[Key::peak_flops] * machine_[Key::efficiency]) * slowness_;
+  }
   // Of the matrices that have a part in [begin, end) of the unit, which a rank orthogonalises whole (optim/muon.cpp).
   double newton_schulz_flops(int unit, std::int64_t begin, std::int64_t end) const {
     constexpr double kSteps = 5;
@@ -90,17 +84,21 @@ class Durations {
   std::int64_t shard_numel(int unit) const {
     return job_.plan.units[static_cast<std::size_t>(unit)].shard_numel(shape_.shards);
   }
+  double over_shards(int unit, std::int64_t bytes_of_element) const {
+    const double bytes = static_cast<double>(shard_numel(unit) * bytes_of_element);
+    return ring(shard_path_, 1, bytes, shape_.replicas);
+  }
   double ring(const Path& path, int passes, double part_bytes, int rings) const {
     const auto late = [&](std::int64_t n) { return machine_[Key::jitter] * noise_.latest_of(n); };
     return ring_seconds(path, machine_, passes, part_bytes, rings, late);
   }
 
   const Job& job_;
+  const plan::UpdateRules& rules_;
   const Machine& machine_;
   Noise& noise_;
   topology::GroupShape shape_;
   Path shard_path_, replica_path_;
-  plan::UpdateRules rules_ = plan::update_rules(job_.plan, job_.traffic.updates);
   double slowness_ = 1;
   double lateness_of_step_ = noise_.latest_of(shape_.ranks);  // a rank that is slow is so for the whole step
 };
@@ -108,14 +106,14 @@ class Durations {
 // The four queues and what waits for what.
 class Interpreter {
  public:
-  Interpreter(const Job& job, const Machine& machine, int group, Noise& noise, std::vector<Busy>* busy)
-      : job_(job), machine_(machine), times_(job, machine, group, noise), busy_(busy) {
+  Interpreter(const Job& job, const Machine& machine, Durations times, std::vector<Busy>* busy)
+      : job_(job), machine_(machine), times_(std::move(times)), busy_(busy) {
     arrival_.assign(job.plan.units.size(), 0);
     reduced_.assign(job.plan.units.size(), 0);
   }
 
-  StepTime run() {
-    for (const Op& op : plan::step_schedule(job_.plan, job_.traffic.schedule)) interpret(op);
+  StepTime run(const plan::Schedule& schedule) {
+    for (const Op& op : schedule) interpret(op);
     wait_for_reductions(latest_reduction_);
     time_.overhead = machine_[Key::step_overhead];
     time_.total = std::max(host_, processor_) + time_.overhead;
@@ -245,10 +243,11 @@ class Interpreter {
 }  // namespace
 
 plan::ModelPlan with_root_unit(plan::ModelPlan plan) {
-  const std::vector<int> first = {0}, last = {static_cast<int>(plan.units.size()) - 1};
+  const std::vector<int> first = {0};
+  const int last = static_cast<int>(plan.units.size()) - 1;
   if (plan.stages.back().units == first) return plan;
-  if (plan.stages.front().units != first || plan.stages.back().units.back() != last[0] ||
-      plan.stages[plan.stages.size() - 2].units.back() == last[0] || !plan.units.front().places.empty() ||
+  if (plan.stages.front().units != first || plan.stages.back().units.back() != last ||
+      plan.stages[plan.stages.size() - 2].units.back() == last || !plan.units.front().places.empty() ||
       !plan.units.back().places.empty()) {
     base::fail<base::UsageError>("frozen or group-local parts of the embedding or the head do not fit one root unit");
   }
@@ -282,10 +281,17 @@ const char* name_of(Lane lane) {
   return kNames[static_cast<std::size_t>(lane)];
 }
 
-StepTime step_time(const Job& job, const Machine& machine, int group, Noise& noise, std::vector<Busy>* busy) {
+Simulator::Simulator(const Job& job, const Machine& machine)
+    : job_(job),
+      machine_(machine),
+      schedule_(plan::step_schedule(job.plan, job.traffic.schedule)),
+      rules_(plan::update_rules(job.plan, job.traffic.updates)) {
   base::require(job.stage_flops.size() == job.plan.stages.size(), "{} stages with the FLOPs of {}",
                 job.plan.stages.size(), job.stage_flops.size());
-  return Interpreter(job, machine, group, noise, busy).run();
+}
+
+StepTime Simulator::step(int group, Noise& noise, std::vector<Busy>* busy) const {
+  return Interpreter(job_, machine_, Durations(job_, rules_, machine_, group, noise), busy).run(schedule_);
 }
 
 }  // namespace fedshard::cost

@@ -73,9 +73,6 @@ struct StepTime {
   double update = 0, overhead = 0;
 };
 
-// One step of a group. `busy`: what each resource did, where it is wanted.
-StepTime step_time(const Job& job, const Machine& machine, int group, Noise& noise, std::vector<Busy>* busy = nullptr);
-
 // A round and its steps; with one group a step alone.
 struct RoundTime {
   std::vector<StepTime> steps;       // of each group, on average in this round
@@ -89,10 +86,26 @@ struct RoundTime {
   double seconds_per_step() const { return total / static_cast<double>(most_steps()); }
   double tokens_per_s() const { return static_cast<double>(tokens) / total; }
 };
-RoundTime round_time(const Job& job, const Machine& machine, Noise& noise);
 
-// Seconds of an exchange, between groups and inside them: of a round, or of one of its fragments. Nothing with one
-// group.
-double exchange_seconds(const Job& job, const Machine& machine, Noise& noise);
+// A job on a machine. Both must outlive it and stay as they are; what every step has in common is made once.
+class Simulator {
+ public:
+  Simulator(const Job& job, const Machine& machine);  // throws what plan::update_rules throws
+
+  // One step of a group. `busy`: what each resource did, where it is wanted.
+  StepTime step(int group, Noise& noise, std::vector<Busy>* busy = nullptr) const;
+
+  // Seconds of an exchange, between groups and inside them: of a round, or of one of its fragments. Nothing with one
+  // group.
+  double exchange(Noise& noise) const;
+
+  RoundTime round(Noise& noise) const;
+
+ private:
+  const Job& job_;
+  const Machine& machine_;
+  plan::Schedule schedule_;
+  plan::UpdateRules rules_;
+};
 
 }  // namespace fedshard::cost

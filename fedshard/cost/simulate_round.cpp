@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <numeric>
 #include <set>
 
 #include "fedshard/base/error.h"
@@ -16,7 +15,7 @@ using topology::GroupShape;
 using topology::Scheme;
 
 // Of an element that is exchanged, one way, its moments included.
-double bytes_of_element(const Job& job) {
+double bytes_of_element(const Job& job, const plan::UpdateRules& rules) {
   const auto& traffic = job.traffic;
   constexpr std::int64_t kMany = std::int64_t{1} << 22;  // whole blocks, so that their ends don't count
   double bytes = static_cast<double>(traffic.bytes_aggregate);
@@ -24,7 +23,7 @@ double bytes_of_element(const Job& job) {
     bytes = static_cast<double>(plan::encoded_bytes(traffic.compression, kMany)) / kMany;
   }
   if (!traffic.average_moments) return bytes;
-  const std::int64_t moments = plan::exchanged_moments(job.plan, plan::update_rules(job.plan, traffic.updates));
+  const std::int64_t moments = plan::exchanged_moments(job.plan, rules);
   return bytes + 4.0 * static_cast<double>(moments) / static_cast<double>(job.plan.exchanged_numel());
 }
 
@@ -37,18 +36,13 @@ double exchanged_numel(const Job& job) {
 // as much as a leader.
 double senders(const GroupShape& group, Scheme scheme) { return scheme == Scheme::split ? group.ranks : group.shards; }
 
-std::vector<int> ranks_of(const GroupShape& group) {
-  std::vector<int> ranks(static_cast<std::size_t>(group.ranks));
-  std::iota(ranks.begin(), ranks.end(), group.first_rank);
-  return ranks;
-}
-
 // Bytes between two cells in one direction, of the pair that has most. Each group sends each other one its G-th part of
 // the model and gets the mean of it back.
 double most_between_cells(const Job& job, const Machine& machine, double model_bytes) {
   std::map<int, double> groups_in_cell;  // in parts, for a group that lies in several
-  for (const GroupShape& group : job.layout.shapes()) {
-    for (const int rank : ranks_of(group)) groups_in_cell[machine.placement.cell_of(rank)] += 1.0 / group.ranks;
+  for (int rank = 0; rank < job.layout.world(); ++rank) {
+    const GroupShape& group = job.layout.group(job.layout.group_of(rank));
+    groups_in_cell[machine.placement.cell_of(rank)] += 1.0 / group.ranks;
   }
   const double groups = job.layout.groups();
   double most = 0;
@@ -130,45 +124,46 @@ StepTime mean_of(const std::vector<StepTime>& steps) {
 
 }  // namespace
 
-double exchange_seconds(const Job& job, const Machine& machine, Noise& noise) {
-  if (job.layout.groups() == 1) return 0;
-  const auto late = [&](std::int64_t n) { return machine[Key::jitter] * noise.latest_of(n); };
-  const double model_bytes = exchanged_numel(job) * bytes_of_element(job);
+double Simulator::exchange(Noise& noise) const {
+  if (job_.layout.groups() == 1) return 0;
+  const auto late = [&](std::int64_t n) { return machine_[Key::jitter] * noise.latest_of(n); };
+  const double model_bytes = exchanged_numel(job_) * bytes_of_element(job_, rules_);
   double inside = 0;
-  for (const GroupShape& group : job.layout.shapes()) {
-    inside = std::max(inside, inside_group(job, machine, group, late));
+  for (const GroupShape& group : job_.layout.shapes()) {
+    inside = std::max(inside, inside_group(job_, machine_, group, late));
   }
-  return machine[Key::collective_base] + between_groups(job, machine, model_bytes) + late(job.layout.groups()) + inside;
+  return machine_[Key::collective_base] + between_groups(job_, machine_, model_bytes) + late(job_.layout.groups()) +
+         inside;
 }
 
-RoundTime round_time(const Job& job, const Machine& machine, Noise& noise) {
+RoundTime Simulator::round(Noise& noise) const {
   RoundTime round;
   std::vector<double> ready;
-  for (int g = 0; g < job.layout.groups(); ++g) round.steps.push_back(step_time(job, machine, g, noise));
-  round.counts = job.layout.groups() == 1 ? std::vector<std::int64_t>{1} : steps_of(job, round.steps);
-  for (int g = 0; g < job.layout.groups(); ++g) {
+  for (int g = 0; g < job_.layout.groups(); ++g) round.steps.push_back(step(g, noise));
+  round.counts = job_.layout.groups() == 1 ? std::vector<std::int64_t>{1} : steps_of(job_, round.steps);
+  for (int g = 0; g < job_.layout.groups(); ++g) {
     const auto at = static_cast<std::size_t>(g);
     std::vector<StepTime> steps = {round.steps[at]};
     if (noise.is_drawn()) {
-      while (std::ssize(steps) < round.counts[at]) steps.push_back(step_time(job, machine, g, noise));
+      while (std::ssize(steps) < round.counts[at]) steps.push_back(step(g, noise));
     }
     round.steps[at] = mean_of(steps);
     ready.push_back(round.steps[at].total * static_cast<double>(round.counts[at]));
-    round.tokens += round.counts[at] * job.rank_step_tokens() * job.layout.group(g).ranks;
+    round.tokens += round.counts[at] * job_.rank_step_tokens() * job_.layout.group(g).ranks;
   }
   double last = *std::max_element(ready.begin(), ready.end());
   // Groups that are alike on average differ in one round: lateness of K steps adds up as sqrt(K).
-  if (!noise.is_drawn() && job.layout.groups() > 1) {
-    const double step = last / static_cast<double>(round.most_steps());
-    last += machine[Key::spread] * step * std::sqrt(static_cast<double>(round.most_steps())) *
-            noise.latest_of(job.layout.groups());
+  if (!noise.is_drawn() && job_.layout.groups() > 1) {
+    const double seconds = last / static_cast<double>(round.most_steps());
+    last += machine_[Key::spread] * seconds * std::sqrt(static_cast<double>(round.most_steps())) *
+            noise.latest_of(job_.layout.groups());
   }
   round.waiting = last - *std::min_element(ready.begin(), ready.end());
-  const double beside = static_cast<double>(job.delay) * last / static_cast<double>(round.most_steps());
-  for (std::int64_t fragment = 0; fragment < job.fragments; ++fragment) {
-    const double exchange = exchange_seconds(job, machine, noise);
-    round.exchange += exchange;
-    round.exposed += std::max(0.0, exchange - beside);
+  const double beside = static_cast<double>(job_.delay) * last / static_cast<double>(round.most_steps());
+  for (std::int64_t fragment = 0; fragment < job_.fragments; ++fragment) {
+    const double seconds = exchange(noise);
+    round.exchange += seconds;
+    round.exposed += std::max(0.0, seconds - beside);
   }
   round.total = last + round.exposed;
   return round;

@@ -85,44 +85,58 @@ std::vector<Subject> subjects_of(const SimulateArgs& args) {
   return subjects;
 }
 
-Spread spread_of(const cost::Job& job, const Machine& machine, std::uint64_t seed, int rounds) {
+Spread spread_of(const cost::Simulator& simulator, std::uint64_t seed, int rounds) {
   cost::Noise noise(seed);
   std::vector<double> seconds;
-  for (int r = 0; r < rounds; ++r) seconds.push_back(cost::round_time(job, machine, noise).seconds_per_step());
+  for (int r = 0; r < rounds; ++r) seconds.push_back(simulator.round(noise).seconds_per_step());
   std::sort(seconds.begin(), seconds.end());
   const auto at = [&](double part) { return seconds[static_cast<std::size_t>(part * (rounds - 1) + 0.5)]; };
   return {at(0.05), at(0.5), at(0.95)};
 }
 
-cost::Job job_of(const SimulateArgs& args, const Subject& subject, const Machine& machine) {
-  cost::Job job = job_of(subject.config, subject.layout, machine.software);
-  job.slowness = slowness_of(args.slow, subject.layout.groups());
-  return job;
+// A subject on a machine with one of its profiles.
+struct Setup {
+  const Subject& subject;
+  const std::string& profile;
+  const Machine& machine;
+  cost::Job job;
+};
+
+std::vector<Setup> setups_of(const SimulateArgs& args, const std::vector<std::pair<std::string, Machine>>& machines,
+                             const std::vector<Subject>& subjects) {
+  std::vector<Setup> setups;
+  for (const auto& [profile, machine] : machines) {
+    for (const Subject& subject : subjects) {
+      cost::Job job = job_of(subject.config, subject.layout, machine.software);
+      job.slowness = slowness_of(args.slow, subject.layout.groups());
+      setups.push_back({subject, profile, machine, std::move(job)});
+    }
+  }
+  return setups;
 }
 
 cost::RoundTime mean_round(const cost::Job& job, const Machine& machine) {
   cost::Noise mean;
-  return cost::round_time(job, machine, mean);
+  return cost::Simulator(job, machine).round(mean);
 }
 
-SimulatedCase case_of(const SimulateArgs& args, const Subject& subject, const Machine& machine,
-                      const std::string& profile) {
-  const cost::Job job = job_of(args, subject, machine);
-  const topology::GroupShape& group = subject.layout.group(0);
-  const std::int64_t bytes = memory(subject.config, subject.layout).peak;
-  SimulatedCase result{.profile = profile,
-                       .strategy = subject.strategy,
-                       .ranks = subject.layout.world(),
-                       .groups = subject.layout.groups(),
+SimulatedCase case_of(const SimulateArgs& args, const Setup& setup) {
+  const topology::Layout& layout = setup.subject.layout;
+  const topology::GroupShape& group = layout.group(0);
+  const std::int64_t bytes = memory(setup.subject.config, layout).peak;
+  SimulatedCase result{.profile = setup.profile,
+                       .strategy = setup.subject.strategy,
+                       .ranks = layout.world(),
+                       .groups = layout.groups(),
                        .group = group.ranks,
                        .shards = group.shards,
                        .replicas = group.replicas,
                        .memory = bytes,
-                       .fits = static_cast<double>(bytes) <= machine[cost::Key::memory_bytes],
-                       .round = mean_round(job, machine),
+                       .fits = static_cast<double>(bytes) <= setup.machine[cost::Key::memory_bytes],
+                       .round = mean_round(setup.job, setup.machine),
                        .spread = {},
                        .ratio = {}};
-  if (args.seed) result.spread = spread_of(job, machine, *args.seed, args.rounds);
+  if (args.seed) result.spread = spread_of(cost::Simulator(setup.job, setup.machine), *args.seed, args.rounds);
   return result;
 }
 
@@ -133,36 +147,31 @@ void compare(std::vector<SimulatedCase>& cases) {
   }
 }
 
-// Each constant that is not 0, halved and doubled as far as its range goes.
-std::vector<SensitivityRow> sensitivity_of(const SimulateArgs& args, const std::vector<Subject>& subjects,
-                                           const std::vector<Machine>& machines) {
+// Each constant that matters, halved and doubled as far as its range goes.
+std::vector<SensitivityRow> sensitivity_of(const std::vector<Setup>& setups) {
   std::vector<SensitivityRow> rows;
   for (int k = 0; k < cost::kKeys; ++k) {
     const auto key = static_cast<cost::Key>(k);
-    SensitivityRow row{cost::text_of(key).name, {}, {}};
-    bool counts = false;
-    for (const Machine& machine : machines) {
-      for (const Subject& subject : subjects) {
-        const double value = machine[key];
-        const auto seconds_with = [&](double other) {
-          Machine changed = machine;
-          changed.at(key).value = std::clamp(other, cost::text_of(key).at_least, cost::text_of(key).at_most);
-          return mean_round(job_of(args, subject, changed), changed).seconds_per_step();
-        };
-        row.halved.push_back(seconds_with(value / 2));
-        row.doubled.push_back(seconds_with(value * 2));
-        counts = counts || row.halved.back() != row.doubled.back();
-      }
+    const cost::KeyText& text = cost::text_of(key);
+    SensitivityRow row{text.name, {}, {}};
+    for (const Setup& setup : setups) {
+      const auto seconds_with = [&](double factor) {
+        Machine changed = setup.machine;
+        changed.at(key).value = std::clamp(factor * setup.machine[key], text.at_least, text.at_most);
+        return mean_round(setup.job, changed).seconds_per_step();
+      };
+      row.halved.push_back(seconds_with(0.5));
+      row.doubled.push_back(seconds_with(2));
     }
-    if (counts) rows.push_back(std::move(row));
+    if (row.halved != row.doubled) rows.push_back(std::move(row));
   }
   return rows;
 }
 
-void write_trace(const std::string& path, const cost::Job& job, const Machine& machine) {
+void write_trace(const std::string& path, const Setup& setup) {
   cost::Noise mean;
   std::vector<cost::Busy> busy;
-  cost::step_time(job, machine, 0, mean, &busy);
+  cost::Simulator(setup.job, setup.machine).step(0, mean, &busy);
   const base::SteadyClock clock;
   metrics::Trace trace(path, 0, clock);
   for (const cost::Busy& span : busy) {
@@ -209,13 +218,12 @@ int simulate(const SimulateArgs& args) {
   for (const auto& [profile, machine] : machines) {
     report.machines.push_back(machine);
     report.profiles.push_back(profile);
-    for (const Subject& subject : subjects) report.cases.push_back(case_of(args, subject, machine, profile));
   }
+  const std::vector<Setup> setups = setups_of(args, machines, subjects);
+  for (const Setup& setup : setups) report.cases.push_back(case_of(args, setup));
   compare(report.cases);
-  if (args.sensitivity) report.sensitivity = sensitivity_of(args, subjects, report.machines);
-  if (!args.trace.empty()) {
-    write_trace(args.trace, job_of(args, subjects.front(), machines.front().second), machines.front().second);
-  }
+  if (args.sensitivity) report.sensitivity = sensitivity_of(setups);
+  if (!args.trace.empty()) write_trace(args.trace, setups.front());
   fmt::print("{}", args.json ? json_of(report) : text_of(report));
   return 0;
 }

@@ -1,9 +1,9 @@
 #include "fedshard/forecast/strategies.h"
 
-#include <charconv>
 #include <vector>
 
 #include "fedshard/base/error.h"
+#include "fedshard/base/parse.h"
 
 namespace fedshard::forecast {
 
@@ -21,11 +21,8 @@ Strategy parse_strategy(const std::string& text) {
   }
   std::vector<int> numbers;
   for (std::size_t i = 1; i < parts.size(); ++i) {
-    int number = 0;
-    const auto [end, error] = std::from_chars(parts[i].data(), parts[i].data() + parts[i].size(), number);
-    if (error != std::errc() || end != parts[i].data() + parts[i].size() || number < 1) {
-      fail<UsageError>("--strategies {}: '{}' is no number of ranks", text, parts[i]);
-    }
+    const int number = base::parse_number<int>(parts[i]).value_or(0);
+    if (number < 1) fail<UsageError>("--strategies {}: '{}' is no number of ranks", text, parts[i]);
     numbers.push_back(number);
   }
   if (parts[0] == "fsdp" && numbers.empty()) return {text};

@@ -41,7 +41,13 @@ Job layers(std::int64_t count, double forward, std::int64_t shard_numel, int pre
 
 StepTime step_of(const Job& job, const Machine& machine = unit_machine(), std::vector<Busy>* busy = nullptr) {
   Noise mean;
-  return step_time(job, machine, 0, mean, busy);
+  return Simulator(job, machine).step(0, mean, busy);
+}
+
+RoundTime round_of(const Job& job) {
+  const Machine machine = unit_machine();
+  Noise mean;
+  return Simulator(job, machine).round(mean);
 }
 
 // By hand: forward gather + (L - 1) max(gather, forward) + forward; backward L (gather + backward + reduce), or with a
@@ -100,8 +106,7 @@ TEST(Simulate, ARoundIsItsStepsAndItsExchange) {
   options.groups = 2;
   Job job = layers(3, 2, 3, 1, topology::Layout::make(4, options));
   job.pace = plan::Pace::of_steps(5);
-  Noise mean;
-  const RoundTime round = round_time(job, unit_machine(), mean);
+  const RoundTime round = round_of(job);
   // 18 elements, of which each of two ranks exchanges its half: 2 (G-1)/G x 18 / 2 bytes.
   EXPECT_DOUBLE_EQ(round.exchange, 9);
   EXPECT_DOUBLE_EQ(round.total, 5 * 31.0 + 9);
@@ -109,10 +114,10 @@ TEST(Simulate, ARoundIsItsStepsAndItsExchange) {
   EXPECT_EQ(round.tokens, 5 * 4);
   EXPECT_EQ(round.counts, (std::vector<std::int64_t>{5, 5}));
   job.delay = 1;
-  EXPECT_DOUBLE_EQ(round_time(job, unit_machine(), mean).exposed, 0);
+  EXPECT_DOUBLE_EQ(round_of(job).exposed, 0);
   job.delay = 0;
   job.fragments = 3;
-  EXPECT_DOUBLE_EQ(round_time(job, unit_machine(), mean).exchange, 9);
+  EXPECT_DOUBLE_EQ(round_of(job).exchange, 9);
 }
 
 TEST(Simulate, GroupsOfUnequalSizes) {
@@ -120,8 +125,7 @@ TEST(Simulate, GroupsOfUnequalSizes) {
   options.groups = std::vector<int>{1, 3};
   Job job = layers(2, 6, 3, 1, topology::Layout::make(4, options));
   job.pace = plan::Pace::of_steps(4);
-  Noise mean;
-  const RoundTime round = round_time(job, unit_machine(), mean);
+  const RoundTime round = round_of(job);
   EXPECT_DOUBLE_EQ(round.steps[0].total, 36);  // nothing to wait for
   EXPECT_GT(round.steps[1].total, 36);
   EXPECT_DOUBLE_EQ(round.waiting, 4 * (round.steps[1].total - round.steps[0].total));
